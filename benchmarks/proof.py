@@ -16,34 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables, time_model, update
+from benchmarks import tables, update
 from benchmarks.curves import band, on_grid
-from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, ratio_table
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves_of, ends, ratio_table
+from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS, PLAIN_RATE, SELECTION_RATE, runs_of_study
 from benchmarks.lab.train import RunSpec
-from benchmarks.savings import Settings as SyntheticSettings
-from benchmarks.savings import by_setting, group_sizes_table, savings_table
-from benchmarks.smollm2 import STEPS, step
-from benchmarks.smollm2.tables import (
-    FIRST_SEED,
-    GROUPS,
-    PLANS,
-    POOLS,
-    Settings,
-    above,
-    best_of_baseline,
-    claims_table,
-    committed_runs,
-    effective,
-    ends,
-    full_table,
-    kinds_table,
-    readme_table,
-    rivals_table,
-    runs_table,
-    settings_of,
-    trials_table,
-)
+from benchmarks.savings import Settings, by_setting, group_sizes_table, kinds_table, savings_table
+from benchmarks.smollm2 import RUNS, STEPS, step
+from benchmarks.smollm2.__main__ import TRIAL
 
 
 ROOT = Path(__file__).parents[1]
@@ -69,26 +50,6 @@ FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 # The synthetic benchmark
 
 
-def runs_at_rates(*pools: str) -> list[Curve]:
-    """
-    The study `best` on these pools, by pool and rate, and plain GRPO's runs of other studies with the same seeds.
-    """
-    best = [run for run in runs_of_study("best") if run.pool in pools]
-    seeds = {(run.pool, run.seed) for run in best}
-    runs = list(best)
-    for run in [*runs_of_study("methods"), *runs_of_study("pools")]:
-        if run.method == BASELINE and (run.pool, run.seed) in seeds:
-            runs.append(run)
-    return sorted(runs, key=lambda run: (pools.index(run.pool), run.learning_rate))
-
-
-def best_table() -> str:
-    """Which learning rate is plain GRPO's best on each pool: at the rollouts with which the runs on it end."""
-    longer = ratio_table(runs_at_rates("first", "second", "third"), budget=12_800)
-    shorter = ratio_table(runs_at_rates("graded", "learnable"), budget=6_400)
-    return f"{longer}\n\n{shorter}"
-
-
 def conditions_table() -> str:
     """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
     runs = runs_of_study("conditions")
@@ -103,7 +64,7 @@ def conditions_table() -> str:
                 [
                     name,
                     f"{spec.learning_rate:g}",
-                    effective(baseline),
+                    tables.mean([run.effective_share() for run in baseline], digits=2),
                     tables.mean(ends(baseline)),
                     tables.mean(ends(default)),
                     tables.difference(above(default, baseline)),
@@ -129,7 +90,7 @@ def runs_at_best_rates() -> list[Curve]:
     return runs
 
 
-def runs_by_group_size() -> SyntheticSettings:
+def runs_by_group_size() -> Settings:
     """The study `groups`, and those runs of the study `time` that have the same methods, rates and seeds."""
     runs = runs_of_study("groups")
     chosen = {(run.method, run.learning_rate, run.seed) for run in runs}
@@ -140,23 +101,13 @@ def runs_by_group_size() -> SyntheticSettings:
 # The pretrained model
 
 
-def settings(trials: bool = False) -> Settings:
-    """
-    The committed runs on the pretrained model, by what they share; or `trials`, by which learning rates were chosen.
-    """
-    return settings_of(run for run in committed_runs() if (run.seed < FIRST_SEED) == trials)
-
-
-def longest_runs() -> list[Curve]:
-    """The longest runs on *mixed* of plain GRPO at its best rate, and of the other methods at the same."""
-    found = settings()
-    mixed = list(POOLS).index("mixed")
-    best = best_of_baseline(found)[mixed, GROUPS, -PLANS[-1]]
-    runs: list[Curve] = []
-    for setting, own in found.items():
-        if setting.place_in_study == best.place_in_study:
-            runs += own
-    return runs
+def pretrained_runs(pool: str, trials: bool = False) -> Settings:
+    """The committed runs on a pool, by setting; or its `trials`, by which learning rates were chosen."""
+    runs = []
+    for run in curves_of(read_rows(RUNS)):
+        if run.pool == pool and (run.seed in TRIAL) == trials:
+            runs.append(run)
+    return by_setting(runs)
 
 
 # Pages and pictures
@@ -169,21 +120,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "update": lambda: update.page_table(update.read_results(UPDATES)),
     "update in short": lambda: update.short_table(update.read_results(UPDATES)),
     "steps": lambda: step.table(step.read_rows(STEPS)),
-    "methods": lambda: ratio_table(runs_of_study("methods"), rivals=("default", BASELINE), budget=12_800),
     "conditions": conditions_table,
-    "best": best_table,
-    "rates": lambda: ratio_table(runs_of_study("rates"), rivals=("selection",)),
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
-    "pools": lambda: ratio_table(runs_of_study("pools"), rivals=("default", BASELINE)),
-    "time": lambda: time_model.table(time_model.TYPICAL),
-    "claims": lambda: claims_table(settings()),
-    "pretrained": lambda: full_table(settings()),
-    "rivals": lambda: rivals_table(settings()),
-    "kinds": lambda: kinds_table(settings()),
-    "trials": lambda: trials_table(settings(trials=True)),
-    "readme": lambda: readme_table(settings()),
+    "mixed": lambda: savings_table(pretrained_runs("mixed")),
+    "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "default")),
+    "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
 }
-MARKED = re.compile(r"<!-- table (?P<name>[\w -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
 def fill(page: str) -> str:
@@ -254,14 +197,12 @@ def _draw_methods(axis: Any, curves: list[Curve], x: str, label: str) -> None:
 def print_tables() -> None:
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")
-    print(f"## each run on the pretrained model\n\n{runs_table(settings())}")
 
 
 def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
     draw(runs_at_best_rates(), PICTURES / "readme.svg", TIME, "CPU time in seconds")
-    draw(longest_runs(), PICTURES / "pretrained.svg", "rollouts", "rollouts")
 
 
 def main() -> None:

@@ -126,6 +126,33 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
     return tables.markdown(HEADER, rows)
 
 
+def kinds_table(settings: Settings, methods: Sequence[str]) -> str:
+    """A table with a row for each kind of question: whether a method neglects some.
+
+    Args:
+        settings (`Settings`): Runs of one suite, see [`by_setting`]. Their first row is of the initial model.
+        methods (`Sequence[str]`): They are compared with plain GRPO with the compact update, each at its best rate.
+
+    Returns:
+        The success of a kind at the start and where plain GRPO ends, and by how much each method ends above that,
+        paired by seed, with 95 % intervals. Kinds are sorted by the former.
+    """
+    baseline = best_of("compact", settings)
+    kinds = baseline[0].rows[0]["accuracy_by_kind"]
+    rows = []
+    for kind in sorted(kinds, key=lambda kind: kinds[kind]):
+        end_of = {run.seed: run.rows[-1]["accuracy_by_kind"][kind] for run in baseline}
+        row = [kind, f"{kinds[kind]:.3f}", tables.mean(list(end_of.values()))]
+        for method in methods:
+            leads = []
+            for run in best_of(method, settings):
+                leads.append(run.rows[-1]["accuracy_by_kind"][kind] - end_of[run.seed])
+            row.append(tables.difference(leads))
+        rows.append(row)
+    header = ["kind", "at the start", "plain GRPO", *(tables.title(method) for method in methods)]
+    return tables.markdown(header, rows)
+
+
 def group_sizes_table(settings: Settings, target: float) -> str:
     """A table with a row for each size of a group.
 

@@ -13,13 +13,7 @@ from benchmarks.curves import band, geometric_mean
 #: What methods are called in tables; others go by their names
 TITLES = {
     "uniform": "plain GRPO",
-    "uniform_half": "plain GRPO, half the batch",
-    "uniform_twice": "plain GRPO, twice the batch",
-    "uniform,per_device_train_batch_size=32": "plain GRPO, half the batch",
-    "uniform,per_device_train_batch_size=128": "plain GRPO, twice the batch",
     "compact": "plain GRPO, compact update",
-    # A former method, in committed runs and in the model of time: of the compact update, it had this part alone
-    "skip": "plain GRPO, zero rows skipped",
     "default": "default",
     "selection": "selection alone",
     "fill": "replay alone",
@@ -28,7 +22,6 @@ TITLES = {
     "dynamic": "dynamic sampling",
     "greso": "GRESO",
     "dots_paper": "DOTS as published",
-    "dots_paper,reference_size=4,replay_capacity=8": "DOTS as published",
     "oracle": "plain GRPO, learnable prompts",
 }
 FEWEST_FOR_AN_INTERVAL = 3  # values

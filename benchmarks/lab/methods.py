@@ -80,14 +80,6 @@ def _ours(what: str, **options: Any) -> Method:
 METHODS = {
     "default": _ours("the package as it comes: DOTS selection, replay fills the batch, and the update is compact"),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
-    "uniform_half": Method(
-        "GRPOTrainer with half the batch, so twice the optimizer steps from as many rollouts",
-        options={"per_device_train_batch_size": 64},
-    ),
-    "uniform_twice": Method(
-        "GRPOTrainer with twice the batch, so half of the optimizer steps from as many rollouts",
-        options={"per_device_train_batch_size": 256},
-    ),
     "compact": _ours(
         "GRPOTrainer, whose update computes only what has a gradient, and that once",
         selection="uniform",

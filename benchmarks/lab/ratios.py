@@ -118,6 +118,17 @@ def _any_starts_above(curves: Iterable[Curve], targets: dict[int, float]) -> boo
     return any(isotonic(curve.column(ACCURACY))[0] >= targets.get(curve.seed, math.inf) for curve in curves)
 
 
+def ends(runs: Iterable[Curve], name: str = ACCURACY) -> list[float]:
+    """The last value of a column in each run."""
+    return [run.rows[-1][name] for run in runs]
+
+
+def above(own: Iterable[Curve], other: Iterable[Curve], name: str = ACCURACY) -> list[float]:
+    """Differences of the ends of runs to those of `other` with the same seeds."""
+    end_of = {run.seed: run.rows[-1][name] for run in other}
+    return [run.rows[-1][name] - end_of[run.seed] for run in own if run.seed in end_of]
+
+
 def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:
     """Differences of accuracy after `budget` rollouts to runs with the same seeds.
 

@@ -39,25 +39,6 @@ class Part:
         return specs
 
 
-def all_methods(steps: int, short: int) -> dict[str, Fields]:
-    """Plain GRPO for so many steps, and the others for at most as many rollouts, or for `short` steps."""
-    rollouts = 128 * steps
-    return {
-        "uniform": {"steps": steps},
-        "default": {"steps": short},
-        "selection": {"steps": short},
-        "fill": {"steps": short},
-        "share": {"steps": 100},  # generates half as many rollouts a step
-        "oracle": {"steps": short},
-        "compact": {"steps": steps},
-        "uniform_half": {"steps": 2 * steps, "eval_every": 10},
-        "uniform_twice": {"steps": steps // 2},
-        "dynamic": {"steps": 40, "max_rollouts": rollouts},
-        "greso": {"steps": steps},
-        "dots_paper": {"steps": max(60, steps), "max_rollouts": rollouts},
-    }
-
-
 def with_fields(methods: Mapping[str, Fields], fields: Fields) -> dict[str, Fields]:
     """The methods, each with these fields too."""
     return {name: {**own, **fields} for name, own in methods.items()}
@@ -69,34 +50,27 @@ def same_fields(methods: Iterable[str], fields: Fields) -> dict[str, Fields]:
 
 
 BOTH = ("uniform", "default")
-#: Plain GRPO's best rate on the first pool and the third; on the others it is 1e-4
-HALF_RATE = {"learning_rate": 5e-5}
-#: On the first pool, where each generates about as many rollouts as plain GRPO
-FIRST_POOL = {
-    **all_methods(steps=100, short=100),
-    "share": {"steps": 200},
-    "dots_paper": {"steps": 140, "max_rollouts": 12_800},
-}
+#: Plain GRPO's best rate on the first pool
+PLAIN_RATE = {"learning_rate": 5e-5}
+#: That of the methods that select
+SELECTION_RATE = {"learning_rate": 1e-4}
 #: Where selection or replay might not help, by name: the pool, and fields of the specs
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
-    "the usual setting": ("first", HALF_RATE),
+    "the usual setting": ("first", PLAIN_RATE),
     "half the rate": ("first", {"learning_rate": 2.5e-5}),
     "twice the rate": ("first", {"learning_rate": 1e-4}),
     "four times the rate": ("first", {"learning_rate": 2e-4}),
-    "groups of 4": ("first", {"group_size": 4, "prompts": 32, **HALF_RATE}),
-    "groups of 16": ("first", {"group_size": 16, "prompts": 8, **HALF_RATE}),
+    "groups of 4": ("first", {"group_size": 4, "prompts": 32, **PLAIN_RATE}),
+    "groups of 16": ("first", {"group_size": 16, "prompts": 8, **PLAIN_RATE}),
     "one group a step": ("first", {"prompts": 1, "steps": 640, "eval_every": 80, "learning_rate": 2.5e-5}),
-    "64 prompts": ("tiny", HALF_RATE),
-    "a tenth of the rewards is wrong": ("noisy", HALF_RATE),
+    "64 prompts": ("tiny", PLAIN_RATE),
+    "a tenth of the rewards is wrong": ("noisy", PLAIN_RATE),
     "all prompts learnable": ("learnable", {}),
 }
 #: By which each method's learning rate was chosen. `compact` stands for plain GRPO, too: its weights are the same but
 #: for rounding
 TRIED_METHODS: dict[str, Fields] = {"compact": {}, "selection": {}, "default": {}, "share": {"steps": 200}}
 TRIED_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
-#: Plain GRPO's best rate of those, and that of the methods that select
-PLAIN_RATE = {"learning_rate": 5e-5}
-SELECTION_RATE = {"learning_rate": 1e-4}
 #: Completions of a group, and groups of a step, with equally many rollouts in it
 GROUP_SIZES = {2: 64, 4: 32, 16: 8}
 STUDIES: dict[str, tuple[Part, ...]] = {
@@ -129,31 +103,13 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         )
         for size, groups in GROUP_SIZES.items()
     ),
-    "methods": (Part(("first",), range(52, 62), with_fields(FIRST_POOL, HALF_RATE)),),
-    # Which learning rate is plain GRPO's best
-    "best": (
-        Part(("first",), range(52, 62), {"uniform": {"learning_rate": 2.5e-5}}),
-        Part(("first",), range(52, 62), {"uniform": {"learning_rate": 1e-4}}),
-        Part(("second",), range(30, 33), same_fields(BOTH, HALF_RATE)),
-        Part(("third",), range(30, 40), same_fields(BOTH, HALF_RATE)),
-        Part(("graded", "learnable"), range(30, 33), same_fields(BOTH, {"steps": 50, **HALF_RATE})),
-    ),
-    "pools": (
-        Part(("second", "third"), range(30, 40), all_methods(steps=100, short=60)),
-        Part(("graded", "learnable"), range(30, 40), all_methods(steps=50, short=60)),
-    ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
         Part((pool,), range(40, 45), same_fields(BOTH, {"steps": 40, **fields}))
         for pool, fields in CONDITIONS.values()
     ),
     # What selection does if a prompt's text says nothing about it
-    "text": (Part(("first",), range(46, 51), same_fields(("uniform", "greso", "shuffled", "default"), HALF_RATE)),),
-    # Whether replay costs anything where steps are large
-    "rates": (
-        Part(("first",), range(40, 45), same_fields(("selection", "default"), {"steps": 40, "learning_rate": 2e-4})),
-        Part(("first",), range(40, 45), same_fields(("selection", "default"), {"steps": 40, "learning_rate": 4e-4})),
-    ),
+    "text": (Part(("first",), range(46, 51), same_fields(("uniform", "greso", "shuffled", "default"), PLAIN_RATE)),),
 }
 
 

@@ -24,7 +24,7 @@ from .rewards import Tally
 from .tasks import MAX_ANSWER, Task
 
 
-#: Plain GRPO's best on seed 0; on other seeds and some pools 5e-5 is better: see `studies.HALF_RATE`
+#: Plain GRPO's best on seed 0; on other seeds and some pools 5e-5 is better: see `studies.PLAIN_RATE`
 LEARNING_RATE = 1e-4
 #: Longest answer, its end token, and one more, so that a completion that is cut off is never right
 MAX_COMPLETION = MAX_ANSWER + 2

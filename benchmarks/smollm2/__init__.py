@@ -18,8 +18,5 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 #: The runs of the study
 RUNS = RESULTS / "pretrained.jsonl"
-#: The committed runs of an earlier version of this benchmark, of which the pages have tables: for all methods, it
-#: computed a batch's equal prompts once
-EARLIER_RUNS = RESULTS / "smollm2.jsonl"
 #: The committed times of steps
 STEPS = RESULTS / "update" / "step.jsonl"

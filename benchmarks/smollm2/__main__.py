@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,21 +27,30 @@ STEP_METHODS = ("uniform", "compact", "selection", "default")  # whose steps are
 
 
 class Part(NamedTuple):
-    """Runs of each method with each seed."""
+    """Runs of each method with each seed. `methods`: by name, their learning rates."""
 
     pool: str
-    prompts: int  # groups a step
-    learning_rate: float
-    rollouts: int  # planned
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    eval_every: int = 800  # rollouts
+    methods: Mapping[str, float]
+    seeds: Iterable[int]
+    eval_every: int = 320  # rollouts
+    prompts: int = 8  # groups a step
+    rollouts: int = 2400  # planned
+
+
+def _trials(pool: str, rates: Iterable[float]) -> list[Part]:
+    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every=800) for rate in rates]
 
 
 STUDY = (
-    Part("mixed", 8, 5e-4, 2400, TRIED, TRIAL),
-    Part("mixed", 8, 1e-3, 2400, TRIED, TRIAL),
-    Part("mixed", 8, 2e-3, 2400, TRIED, TRIAL),
+    *_trials("mixed", (5e-4, 1e-3, 2e-3)),
+    # These two were best at the lowest of the three
+    Part("mixed", {"selection": 2.5e-4, "share": 2.5e-4}, TRIAL, eval_every=800),
+    # Each method at its best rate, which is plain GRPO's for the default
+    Part(
+        "mixed",
+        {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "default": 1e-3, "share": 5e-4},
+        range(41, 46),
+    ),
 )
 
 
@@ -117,9 +126,10 @@ def study_specs(options: argparse.Namespace | None = None) -> list[Spec]:
     specs = []
     for part in STUDY:
         for seed in part.seeds:
-            for method in part.methods:
-                spec = planned(method, seed, part.pool, part.learning_rate, part.rollouts, part.prompts)
+            for method, rate in part.methods.items():
+                spec = planned(method, seed, part.pool, rate, part.rollouts, part.prompts)
                 specs.append(replace(spec, eval_every=part.eval_every))
+    specs.sort(key=lambda spec: (spec.pool, spec.seed))
     if options is None:
         return specs
     return [spec for spec in specs if _is_chosen(spec, options)]
@@ -154,19 +164,16 @@ def chosen_specs(options: argparse.Namespace) -> list[Spec]:
 
 
 def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:
-    from benchmarks.lab.ratios import curves_of
+    from benchmarks.lab.ratios import curves_of, ratio_table
     from benchmarks.lab.runs import rows_of, run_all
-    from benchmarks.smollm2.tables import FIRST_SEED, full_table, settings_of
     from benchmarks.smollm2.train import load, run
 
     load(WEIGHTS)  # converts them, once
     run_all(specs, WEIGHTS, options.runs, options.workers, train=run)
     curves = curves_of(rows_of(specs, options.runs))
-    trials = [curve for curve in curves if curve.seed < FIRST_SEED]
-    others = [curve for curve in curves if curve.seed >= FIRST_SEED]
-    for own in (trials, others):
-        if own:
-            print(f"\n{full_table(settings_of(own))}")
+    if curves:
+        shortest = min(curve.rows[-1]["rollouts"] for curve in curves)
+        print(f"\n{ratio_table(curves, budget=shortest)}")
 
 
 def _measure_steps(options: argparse.Namespace) -> None:

@@ -152,10 +152,7 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
 
 
 class EvaluationsByRollouts(Evaluations):
-    """Evaluates whenever `eval_every` further rollouts have been generated, and at the end.
-
-    Not at the start, which is the same for all runs: `python -m benchmarks.smollm2 pools` prints it.
-    """
+    """Evaluates at the start, whenever `eval_every` further rollouts have been generated, and at the end."""
 
     def __init__(self, spec: Spec, tokenizer: Any, tally: Tally, sink: Callable[[dict], None]):
         super().__init__(spec, tokenizer, tasks=[], easy=[], tally=tally, sink=sink)
@@ -169,10 +166,7 @@ class EvaluationsByRollouts(Evaluations):
 
     def _evaluate(self, step: int) -> None:
         self.rollouts_at_last = self.trainer.rollouts_generated
-        if step == 0:
-            self.start_clock()
-        else:
-            super()._evaluate(step)
+        super()._evaluate(step)
 
 
 def trainer_arguments(

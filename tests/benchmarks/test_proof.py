@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import proof, tables, theorem, time_model
+from benchmarks import proof, tables, theorem
 from benchmarks.curves import band, final, isotonic, on_grid, reach
-from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
-from benchmarks.smollm2.tables import claims_table, full_table, kinds_table, points, readme_table, settings_of
+from benchmarks.lab.ratios import Curve, cost, ratio_table, ratios
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -33,47 +32,6 @@ def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 
             }
         )
     return Curve(pool, 1e-4, method, seed, rows)
-
-
-def end(
-    method: str,
-    seed: int,
-    success: float,
-    rollouts: int = 1024,
-    rate: float = 2e-3,
-    pool: str = "mixed",
-) -> dict:
-    """The last row of a run on the pretrained model."""
-    return {
-        "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
-        "method": method,
-        "seed": seed,
-        "pool": pool,
-        "learning_rate": rate,
-        "rollouts": rollouts,
-        "step": rollouts // 64,
-        "cpu_s": 100.4,
-        "accuracy_sampled": success,
-        "accuracy_greedy": success + 0.01,
-        "accuracy_by_kind": {"sums": 2 * success},
-        "entropy_held_out": success - 1,
-        "groups": 16,
-        "effective_groups": 4,
-        "machine": "here",
-    }
-
-
-def evaluated(last: dict, *earlier: float) -> list[dict]:
-    """The rows of a run with these earlier accuracies, evaluated at equal distances before its end."""
-    rows = []
-    evaluations = len(earlier) + 1
-    for i, accuracy in enumerate(earlier, start=1):
-        share = i / evaluations
-        row = {**last, "accuracy_sampled": accuracy}
-        for column in ("rollouts", "step", "cpu_s"):
-            row[column] = last[column] * share
-        rows.append(row)
-    return [*rows, last]
 
 
 def cells(text: str) -> list[list[str]]:
@@ -123,82 +81,35 @@ def test_cells_by_hand():
     assert tables.markdown(["a", "bb"], [["1", ""]]) == "| a | bb |\n|---|----|\n| 1 |    |"
 
 
-def test_the_table_of_the_pretrained_model_by_hand():
-    """Paired with plain GRPO on the pool, also at another rate or plan; with selection at the same one.
-
-    Its best: 2e-3.
-    """
-    ends = [
-        end("default", 1, 0.45),
-        end("default", 0, 0.4),
-        end("uniform", 0, 0.3),
-        end("uniform", 1, 0.4),
-        end("default", 0, 0.3, rollouts=512 + 40),
-        end("selection", 0, 0.38),
-        end("default", 0, 0.2, rate=4e-3),
-        end("default", 0, 0.9, pool="learnable"),
-        end("uniform", 0, 0.1, rate=1e-3, rollouts=9600),
-        {**end("default", 0, 0.7), "prompts": 32, "run": "32"},
-        end("uniform", 1, 0.38, rate=8e-3),
-    ]
-    settings = settings_of(curves_of(ends))
-    rows = cells(full_table(settings))
-    assert [row[:7] + row[10:13] for row in rows] == [
-        ["mixed", "8", "0.001", "150", "plain GRPO", "1", "0.100", "-", "-", "-"],
-        ["mixed", "8", "0.002", "16", "plain GRPO", "2", "0.350", "-", "-", "-"],
-        ["mixed", "8", "0.002", "16", "selection alone", "1", "0.380", "+0.080", "+0.080", "-"],
-        ["mixed", "8", "0.002", "16", "default", "2", "0.425", "+0.075", "+0.075", "+0.020"],
-        ["mixed", "8", "0.002", "8", "default", "1", "0.300", "+0.000 †", "+0.000 †", "-"],
-        ["mixed", "8", "0.004", "16", "default", "1", "0.200", "-0.100 †", "-0.100 †", "-"],
-        ["mixed", "8", "0.008", "16", "plain GRPO", "1", "0.380", "-", "-", "-"],
-        ["mixed", "32", "0.002", "16", "default", "1", "0.700", "-", "-", "-"],
-        ["learnable", "8", "0.002", "16", "default", "1", "0.900", "-", "-", "-"],
-    ]
-    assert rows[3][7:10] == ["0.435", "0.25", "1.00"]
-    assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
-    (short,) = cells(readme_table(settings))
-    assert short == ["a third unsolvable", "16", "2", "35.0 %", "42.5 %"]
-    both = settings_of(curves_of([*ends, end("uniform", 0, 0.8, pool="learnable")]))
-    leads = [["plain GRPO", "2", "1", "+0.100", "+0.100"], ["selection alone", "1", "1", "+0.020", "+0.020"]]
-    assert cells(proof.rivals_table(both)) == leads, "0.1 on two kinds, 0.4 instead of 0.38 on one"
-    *_, mean = cells(readme_table(both))
-    assert mean[-1] == "+10.0 points", "of the seed that both pools have"
-    assert points([0.1, 0.2, 0.3]) == "+20.0 points (-4.8 to 44.8)", "4.30 standard errors on both sides"
-    assert cells(kinds_table(settings)) == [["sums", "+0.150"], ["*entropy*", "+0.075"]]
-    same_seed = [end("default", 0, 0.4), {**end("default", 0, 0.5), "run": "other"}]
-    with pytest.raises(ValueError, match="same seed"):
-        settings_of(curves_of(same_seed))
-
-
 @pytest.mark.parametrize(
-    ("baseline_first", "first", "need"),
-    [(0.1, 0.2, "0.67"), (0.1, 0.41, "at most 0.33"), (0.6, 0.2, "-")],
+    ("baseline", "own", "need"),
+    [
+        ([0.1, 0.2, 0.4], [0.2, 0.4, 0.6], "0.67"),
+        ([0.1, 0.2, 0.4], [0.41, 0.41, 0.6], "at most 0.33"),  # it is there when it is first evaluated
+        ([0.6, 0.2, 0.4], [0.2, 0.4, 0.6], "-"),  # so is the baseline, which has the mean of its three values then
+    ],
 )
-def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(baseline_first, first, need):
-    """
-    Plain GRPO ends at 0.4 after three evaluations, or has it at the first; the other at the second, or the first.
-    """
-    base = evaluated(end("uniform", 0, 0.4), baseline_first, 0.2)
-    own = evaluated({**end("default", 0, 0.6), "cpu_s": 50.2}, first, max(first, 0.4))
-    settings = settings_of(curves_of([*base, *own]))
-    (row,) = cells(claims_table(settings))
-    assert row[-2:] == ["+0.200", "+0.200"]
-    row = cells(full_table(settings))[1]
-    assert (row[9], row[-2]) == ("0.50", need)
-    assert cost(curves_of(own), curves_of(base), "step") == need
-    # Shares are of the same machine's time. `None`: not recorded
-    for base_machine, own_machine in (("here", "another"), (None, None)):
-        rows = [{**row, "machine": base_machine} for row in base]
-        rows += [{**row, "machine": own_machine} for row in own]
-        settings = settings_of(curves_of(rows))
-        row = cells(full_table(settings))[1]
-        assert (row[9], row[-2], row[-1]) == ("50 s", need, "-")
+def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(baseline, own, need):
+    base_runs = [evaluated("uniform", baseline)]
+    assert cost([evaluated("default", own)], base_runs, "step") == need
+    assert cost([evaluated("default", own)], base_runs, "cpu_s") == need
+    # Times of other machines, or of machines that were not recorded, are not compared
+    assert cost([evaluated("default", own, machine="there")], base_runs, "cpu_s") == "-"
+    assert cost([evaluated("default", own, machine=None)], [evaluated("uniform", baseline, None)], "cpu_s") == "-"
+
+
+def evaluated(method: str, accuracies: list[float], machine: str | None = "here") -> Curve:
+    """A run that is evaluated after each of its steps."""
+    rows = []
+    for step, accuracy in enumerate(accuracies, start=1):
+        rows.append({"step": step, "cpu_s": 2.0 * step, "accuracy_sampled": accuracy, "machine": machine})
+    return Curve("mixed", 1e-3, method, 0, rows)
 
 
 def test_pages_are_filled(monkeypatch):
-    monkeypatch.setitem(proof.TABLES, "methods", lambda: "| x |")
-    page = "a\n<!-- table methods -->\nold\n<!-- end -->\nb"
-    assert proof.fill(page) == "a\n<!-- table methods -->\n\n| x |\n\n<!-- end -->\nb"
+    monkeypatch.setitem(proof.TABLES, "mixed, tried", lambda: "| x |")
+    page = "a\n<!-- table mixed, tried -->\nold\n<!-- end -->\nb"
+    assert proof.fill(page) == "a\n<!-- table mixed, tried -->\n\n| x |\n\n<!-- end -->\nb"
 
 
 def test_the_picture_has_a_line_for_each_method(tmp_path):
@@ -207,26 +118,6 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
     proof.draw(curves, tmp_path / "picture.svg", "rollouts", "rollouts")
     text = (tmp_path / "picture.svg").read_text()
     assert all(f"{words}, 2 seeds" in text for words in map(tables.title, proof.COLOURS))
-
-
-def test_the_time_model_by_hand():
-    setup = time_model.Setup("mine", prompt=100, completion=300, generation=1e3, update=8e3, groups=4, group_size=2)
-    # 8 completions: 2.4 s of generation, 0.4 s of the update
-    assert setup.seconds(1.0, 1.0) == pytest.approx(2.4 + 0.4)
-    need = time_model.Needs(steps=0.5, rollouts=0.5, rows=0.25)
-    assert need.hours(setup) == pytest.approx(time_model.STEPS * 0.5 * (1.2 + 0.1) / 3600)
-    assert time_model.where_faster(need, time_model.Needs(0.5, 0.4, 0.5)) == "below 71%"
-    assert time_model.where_faster(need, time_model.Needs(0.5, 1, 0.2)) == "above 9%"
-    assert time_model.where_faster(need, time_model.Needs(0.2, 1, 0.5)) == "nowhere"
-
-
-def test_what_the_time_model_takes_from_runs():
-    fast = run("share", 0, 0.008, per_step=64)
-    for row in fast.rows:
-        row["groups_trained"] = 8
-        row["effective_groups_trained"] = 6
-    need = time_model.measured("share", [run("uniform", 0, 0.004), fast])
-    assert (need.steps, need.rollouts, need.rows) == pytest.approx((0.5, 0.5, 0.75))
 
 
 X = [0, 100, 200, 300]

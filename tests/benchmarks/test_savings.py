@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.lab.ratios import curves_of
-from benchmarks.savings import after_same_time, best_of, by_setting, group_sizes_table, savings_table
+from benchmarks.savings import after_same_time, best_of, by_setting, group_sizes_table, kinds_table, savings_table
 
 
 def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: float, machine: str = "here") -> list:
@@ -82,3 +82,14 @@ def test_sizes_of_groups_by_the_rollouts_to_an_accuracy():
         ["2", "4", "1", "not in 1 of 1", "150", "0.300", "0.700"],
         ["4", "2", "1", "not in 1 of 1", "150", "0.300", "0.700"],
     ]
+
+
+def test_kinds_of_questions_from_the_hardest_on():
+    rows = []
+    for method, ends in (("compact", (0.5, 0.3)), ("selection", (0.6, 0.1))):
+        start, _, end = run(method, 0, 0.1, [0.1, 0.2, 0.4], seconds=1)
+        start["accuracy_by_kind"] = {"sums": 0.2, "products": 0.01}
+        end["accuracy_by_kind"] = dict(zip(("sums", "products"), ends, strict=True))
+        rows += [start, end]
+    table = cells(kinds_table(by_setting(curves_of(rows)), ["selection"]))
+    assert table == [["products", "0.010", "0.300", "-0.200"], ["sums", "0.200", "0.500", "+0.100"]]

@@ -3,15 +3,17 @@
 import math
 
 import pytest
+import torch
 
 from benchmarks.lab.store import read_runs
 from benchmarks.smollm2 import RUNS
 from benchmarks.smollm2.__main__ import chosen_specs, parser, study_specs
-from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
+from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
 from benchmarks.smollm2.train import config_options, planned
 from benchmarks.smollm2.worked import EXAMPLES, Worked, last_number
+from tests.factories.tiny import tiny_model, tiny_tokenizer
 
 
 pytest.importorskip("reasoning_gym")
@@ -121,7 +123,9 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     assert len(names) == len(specs)
     assert set(read_runs(RUNS)) <= names, "a committed run is no run of the study"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
-    chosen = parser().parse_args(["study", "--pools", "mixed", "--learning-rate", "1e-3", "--methods", "default"])
+    chosen = parser().parse_args(
+        ["study", "--pools", "mixed", "--seeds", "20", "--learning-rate", "1e-3", "--methods", "default"]
+    )
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 2400, 38)]
 
 
@@ -141,8 +145,25 @@ def test_micro_batches_add_up_to_a_step(tmp_path):
 
 
 def test_steps_are_those_that_the_rollouts_take():
-    for method in ("uniform", "default", "uniform_half"):
+    for method in ("uniform", "default", "selection"):
         assert planned(method, 0, "mixed").steps == 16
     assert planned("share", 0, "mixed").steps == 32, "half of each batch is replayed"
     assert planned("default", 0, "mixed", prompts=32).steps == 4
     assert planned("dynamic", 0, "mixed").steps == 3, "a round of 8 groups and three of 12"
+
+
+def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
+    model = tiny_model().eval()
+    tokenizer = tiny_tokenizer()
+    texts = ["1+1=", "12+3+4=", "2="]
+    asked = [Asked(text, "sums", {}) for text in texts]
+    with torch.no_grad():
+        found = Gym()._completions(model, tokenizer, asked, 2, do_sample=False)
+        expected = []
+        for text in texts:
+            inputs = tokenizer(text, return_tensors="pt")
+            ids = model.generate(**inputs, max_new_tokens=Gym.max_completion, do_sample=False)
+            completion = tokenizer.decode(ids[0, inputs["input_ids"].size(1) :], skip_special_tokens=True)
+            expected += [completion, completion]
+    assert len(set(expected)) > 1
+    assert found == expected
