@@ -25,6 +25,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
+from benchmarks.smollm2 import RUNS as COMMITTED_RUNS
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.analysis.recorded import RecordedRun, read_run
 
@@ -34,7 +35,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "healthy": {"learning_rate": 1e-3, "lr_scheduler_type": "linear"},
     "unhealthy": {"learning_rate": 2e-2, "lr_scheduler_type": "constant"},
 }
-COMMITTED = Path(__file__).parent / "results" / "smollm2.jsonl"
 #: Metrics of the committed runs, as means between two evaluations
 RECORDED = ("entropy", "replay_ess", "replay_clipped")
 STEPS = 120
@@ -212,7 +212,7 @@ def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    with open(COMMITTED, encoding="utf-8") as lines:
+    with open(COMMITTED_RUNS, encoding="utf-8") as lines:
         for name, (low, high) in ranges(lines).items():
             print(f"pretrained benchmark: {name} {low:.2f} to {high:.2f}")
     for name, options in RUNS.items():

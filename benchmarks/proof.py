@@ -22,7 +22,15 @@ from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS, PLAIN_RATE, SELECTION_RATE, runs_of_study
 from benchmarks.lab.train import RunSpec
-from benchmarks.savings import Settings, by_setting, group_sizes_table, kinds_table, savings_table
+from benchmarks.savings import (
+    Settings,
+    by_setting,
+    group_sizes_table,
+    kinds_table,
+    rivals_table,
+    savings_table,
+    summary_table,
+)
 from benchmarks.smollm2 import RUNS, STEPS, step
 from benchmarks.smollm2.__main__ import TRIAL
 
@@ -35,6 +43,8 @@ PAGES = (
     ROOT / "docs" / "update.md",
     ROOT / "benchmarks" / "RESULTS.md",
 )
+#: By which the default is chosen
+RIVALS = (("default", "selection"), ("share", "default"), ("selection", "compact"), ("default", "compact"))
 UPDATES = update.RESULTS / "cpu.jsonl"
 #: Which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {
@@ -110,10 +120,21 @@ def pretrained_runs(pool: str, trials: bool = False) -> Settings:
     return by_setting(runs)
 
 
+def suites() -> dict[str, Settings]:
+    """The runs that show what methods need to reach plain GRPO's end, by suite."""
+    return {
+        "synthetic": by_setting(runs_of_study("time")),
+        "pretrained, short questions": pretrained_runs("mixed"),
+    }
+
+
 # Pages and pictures
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "time": lambda: summary_table(suites(), TIME),
+    "rollouts": lambda: summary_table(suites(), "rollouts"),
+    "rivals": lambda: rivals_table(suites(), RIVALS),
     "savings": lambda: savings_table(by_setting(runs_of_study("time"))),
     "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),

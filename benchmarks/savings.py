@@ -5,14 +5,14 @@ What methods need to reach plain GRPO's end, and where they are after plain GRPO
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from benchmarks import tables
 from benchmarks.curves import final, geometric_mean, reach
-from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost, ratios
 
 
 HEADER = [
@@ -25,6 +25,9 @@ HEADER = [
     "at the end",
     "effective groups",
 ]
+
+
+SUMMARIZED = ("compact", "selection", "default", "share")
 
 
 class Setting(NamedTuple):
@@ -124,6 +127,83 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
             ]
         )
     return tables.markdown(HEADER, rows)
+
+
+def summary_table(suites: Mapping[str, Settings], x: str) -> str:
+    """A table with a row for each method, and a column for each suite.
+
+    Args:
+        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
+        x (`str`): The column to compare: rollouts or seconds.
+
+    Returns:
+        What a method needs of `x` to reach plain GRPO's end, each at its best rate, in percent of what that needed.
+        The last row is of the default at plain GRPO's rate.
+    """
+    rows = []
+    for method in SUMMARIZED:
+        cells = [percent(ratios(best_of(method, own), best_of(BASELINE, own), x)) for own in suites.values()]
+        rows.append([tables.title(method), *cells])
+    cells = []
+    for own in suites.values():
+        baseline = best_of(BASELINE, own)
+        rate = baseline[0].learning_rate
+        at_its_rate = {setting: runs for setting, runs in own.items() if setting.rate == rate}
+        cells.append(percent(ratios(best_of("default", at_its_rate), baseline, x)))
+    rows.append(["default, at plain GRPO's learning rate", *cells])
+    return tables.markdown(["method", *suites], rows)
+
+
+def rivals_table(suites: Mapping[str, Settings], pairs: Sequence[tuple[str, str]]) -> str:
+    """A table by which the default is chosen: the CPU time of one method as a share of another's.
+
+    Args:
+        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
+        pairs (`Sequence[tuple]`): A method and the one that it is compared with, each at its best rate.
+
+    Returns:
+        A row for each pair, with the ratio of their times to plain GRPO's end in each suite, paired by seed, with 95 %
+        intervals; and the geometric mean of these ratios.
+    """
+    rows = []
+    for method, other in pairs:
+        middles = []
+        cells = []
+        for own in suites.values():
+            shares = paired_shares(own, method, other)
+            cells.append(tables.ratio(shares))
+            middles.append(geometric_mean(shares)[0])
+        rows.append([tables.title(method), tables.title(other), *cells, tables.ratio([geometric_mean(middles)[0]])])
+    return tables.markdown(["method", "in the time of", *suites, "geometric mean"], rows)
+
+
+def paired_shares(settings: Settings, method: str, other: str) -> list[float]:
+    """The times of a method's runs to plain GRPO's end, as shares of those of another's runs with the same seeds."""
+    needs = _times(best_of(method, settings), settings)
+    needs_of_other = _times(best_of(other, settings), settings)
+    return [need / needs_of_other[seed] for seed, need in needs.items() if seed in needs_of_other]
+
+
+def _times(runs: Iterable[Curve], settings: Settings) -> dict[int, float]:
+    """The CPU time of runs to plain GRPO's end, as a share of what that needed, by seed."""
+    baseline = best_of(BASELINE, settings)
+    times = {}
+    for run in runs:
+        found = ratios([run], baseline, TIME)
+        if found:
+            times[run.seed] = found[0]
+    return times
+
+
+def percent(shares: Sequence[float]) -> str:
+    """The geometric mean of shares with its 95 % interval; or how many of the runs did not arrive."""
+    late = sum(math.isinf(share) for share in shares)
+    if late:
+        return f"not in {late} of {len(shares)}"
+    middle, low, high = geometric_mean([100 * share for share in shares])
+    if len(shares) < tables.FEWEST_FOR_AN_INTERVAL:
+        return f"{middle:.0f} %"
+    return f"{middle:.0f} % ({low:.0f} to {high:.0f})"
 
 
 def kinds_table(settings: Settings, methods: Sequence[str]) -> str:

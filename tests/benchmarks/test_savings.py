@@ -3,7 +3,17 @@
 import pytest
 
 from benchmarks.lab.ratios import curves_of
-from benchmarks.savings import after_same_time, best_of, by_setting, group_sizes_table, kinds_table, savings_table
+from benchmarks.savings import (
+    after_same_time,
+    best_of,
+    by_setting,
+    group_sizes_table,
+    kinds_table,
+    percent,
+    rivals_table,
+    savings_table,
+    summary_table,
+)
 
 
 def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: float, machine: str = "here") -> list:
@@ -93,3 +103,28 @@ def test_kinds_of_questions_from_the_hardest_on():
         rows += [start, end]
     table = cells(kinds_table(by_setting(curves_of(rows)), ["selection"]))
     assert table == [["products", "0.010", "0.300", "-0.200"], ["sums", "0.200", "0.500", "+0.100"]]
+
+
+def test_the_summary_is_by_method_and_suite_in_percent():
+    rows = []
+    for method in ("compact", "selection", "share"):
+        rows += run(method, 0, 0.1, [0.1, 0.3, 0.5], seconds=5)
+    settings = by_setting(curves_of([*ROWS, *rows]))
+    table = cells(summary_table({"mine": settings}, "cpu_s"))
+    # The default ends highest at 0.1, where it takes 12 of 20 seconds; at plain GRPO's 0.2 it takes 10
+    assert [row[1] for row in table] == ["50 %", "50 %", "60 %", "50 %", "50 %"]
+    assert percent([0.1, 0.2, float("inf")]) == "not in 1 of 3"
+    middle, _, interval = percent([0.25, 0.25, 0.25]).partition(" % ")
+    assert (middle, interval) == ("25", "(25 to 25)")
+
+
+def test_rivals_are_compared_by_seed():
+    rows = []
+    for seed, seconds in ((0, 5), (1, 10)):
+        rows += run("uniform", seed, 0.1, [0.1, 0.3, 0.5], seconds=10)
+        rows += run("selection", seed, 0.1, [0.1, 0.3, 0.5], seconds=10)
+        rows += run("default", seed, 0.1, [0.1, 0.3, 0.5], seconds=seconds)
+    own = by_setting(curves_of(rows))
+    (cell,) = cells(rivals_table({"one": own, "again": own}, [("default", "selection")]))
+    # The default takes half of the time with one seed, and as much with the other
+    assert cell == ["default", "selection alone", "0.71", "0.71", "0.71"]
