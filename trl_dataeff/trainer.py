@@ -186,6 +186,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 accumulated=config.gradient_accumulation_steps,
                 processes=processes,
                 multiple=cast(int | None, self.pad_to_multiple_of),
+                computed_in=computing_type(self, policy),
                 model_name=type(policy).__name__,
             )
         self._dataeff_correction = LossCorrection.of(

@@ -1,6 +1,7 @@
 """The update computes what has a gradient, and that once: training is TRL's, with fewer rows and tokens in it."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -338,8 +339,9 @@ class Model:
     asked about.
     """
 
-    def __init__(self, what: str, effect_of_rounding: float = 0.0):
+    def __init__(self, what: str, effect_of_rounding: float = 0.0, size: float = 1.0):
         self.what = what
+        self.size = size
         self.effect_of_rounding = effect_of_rounding
         self.asked = []
 
@@ -353,7 +355,7 @@ class Model:
         if self.what == "right_padding":
             return logps + batch["completion_ids"].size(1)
         if self.what == "shared_prompts":
-            return logps + (FIRST_ROWS in batch)
+            return logps + self.size * (FIRST_ROWS in batch)
         if self.what == "prompt_scores":
             return logps + (scores_completions and FIRST_ROWS not in batch)
         return logps + 1e-6 * torch.rand(logps.shape)
@@ -361,11 +363,13 @@ class Model:
 
 @pytest.mark.parametrize("what", ["left_padding", "right_padding", "shared_prompts", "prompt_scores", "nothing"])
 def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, caplog_transformers):
-    """Also where it matters in one micro-batch alone. Each part is checked once."""
+    """Also where it matters in one micro-batch alone. Parts are checked until enough tokens were compared."""
     rng = np.random.default_rng(1)
     model = Model(what)
     compactor = UpdateCompactor(4, Processes(), model_name="Tiny")
-    for _ in range(6):
+    asked_before = []
+    for _ in range(40):
+        asked_before.append(len(model.asked))
         joined = batch_of_rows(rng, 12, 0.7, False)
         batches = [
             {
@@ -382,7 +386,8 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
             assert {completion for _, completion in widths} == {5}
         if what == "shared_prompts":
             assert not any(FIRST_ROWS in batch for batch in compacted.batches)
-    assert len(model.asked) == 3 * 4, "each part is checked once"
+    assert asked_before[10] > 0
+    assert asked_before[-1] == asked_before[-10], "parts are checked at each update"
     warnings = messages(caplog_transformers, "of Tiny by")
     assert len(warnings) == (what != "nothing")
     assert compactor.checked(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
@@ -391,14 +396,51 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
     assert resumed.checked(PARTS) == compactor.checked(PARTS)
 
 
-@pytest.mark.parametrize(("effect_of_rounding", "is_kept"), [(0.2, False), (0.7, True)])
-def test_what_counts_as_rounding_is_measured_on_the_model(effect_of_rounding, is_kept, caplog_transformers):
-    """Sharing prompts changes the log-probs by 1."""
-    model = Model("shared_prompts", effect_of_rounding)
-    compactor = UpdateCompactor(1, Processes())
-    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "dapo", model.logps_of)
+def check_sharing(model: Model, updates: int = 1, **options) -> UpdateCompactor:
+    """A compactor that saw a model in so many updates, with 36 tokens of completions that share a prompt in each."""
+    compactor = UpdateCompactor(1, Processes(), **options)
+    batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
+    for _ in range(updates):
+        compactor.compact(batches, IN_ORDER, "dapo", model.logps_of)
+    return compactor
+
+
+@pytest.mark.parametrize(
+    ("effect_of_rounding", "computed_in", "is_kept"),
+    [
+        (0.001, torch.float32, False),
+        (0.19, torch.float32, False),
+        (0.21, torch.float32, True),
+        (3.0, torch.float32, False),  # so much is no rounding
+        # Where it cannot be measured
+        (0.0, torch.bfloat16, False),
+        (math.inf, torch.float32, False),
+        (math.nan, torch.bfloat16, False),
+    ],
+)
+def test_what_counts_as_rounding_is_measured_on_the_model(
+    effect_of_rounding, computed_in, is_kept, caplog_transformers
+):
+    """Sharing prompts changes the log-probs by 0.4 here, or by 1 where rounding does as much."""
+    size = 0.4 if effect_of_rounding < 1 else 1.0
+    model = Model("shared_prompts", effect_of_rounding, size)
+    compactor = check_sharing(model, 2, computed_in=computed_in)
     assert compactor.kept.shared_prompts == is_kept
     assert bool(messages(caplog_transformers, "switched off")) == (not is_kept)
+
+
+def test_a_difference_that_is_not_clear_needs_more_tokens(caplog_transformers):
+    model = Model("shared_prompts", effect_of_rounding=0.1, size=0.3)
+    compactor = check_sharing(model, 1)
+    assert compactor.kept.shared_prompts
+    assert not compactor.checked(PARTS).shared_prompts
+    assert not messages(caplog_transformers, "switched off")
+    resumed = UpdateCompactor(1, Processes())
+    resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
+    batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
+    compacted = resumed.compact(batches, IN_ORDER, "dapo", model.logps_of)
+    assert not resumed.kept.shared_prompts
+    assert not any(FIRST_ROWS in batch for batch in compacted.batches)
 
 
 def test_widths_of_passes_are_multiples_of_what_trl_pads_to():

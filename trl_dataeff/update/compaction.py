@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from trl_dataeff.update.dealing import Deal, Limits, deal_rows
 from trl_dataeff.update.padding import RowLengths, rows_of
 from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import SharedPrompts, can_share_prompts
-from trl_dataeff.update.rounding import LEAST_TOLERANCE, TOLERATED_EFFECTS
+from trl_dataeff.update.rounding import tolerance_of
 
 
 logger = logging.get_logger(__name__)
@@ -31,6 +31,8 @@ OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
 WORTH_MENTIONING = 0.1  # share of the update's tokens
+ENOUGH_TOKENS = 64  # whose log-probs were compared, for a lasting verdict on a part
+CLEAR = 10.0  # times the tolerance: a difference that needs no further evidence
 # Keys of a micro-batch
 FACTOR = "skip_factor"  # factor on its loss
 FIRST_ROWS = "shared_first_rows"  # see `SharedPrompts`
@@ -58,7 +60,7 @@ class LogprobsOf(Protocol):
             batch (`dict`): the micro-batch.
             scores_completions (`bool`, *optional*, defaults to `False`): whether prompt tokens get no scores.
             rounds_otherwise (`bool`, *optional*, defaults to `False`): whether it is computed with other rounding, see
-                [`embeddings_rounded_otherwise`].
+                [`embeddings_rounded_otherwise`]. Not together with `scores_completions`.
         """
 
 
@@ -186,6 +188,24 @@ class Compacted:
     tokens_of_trl: int
 
 
+class Evidence(NamedTuple):
+    """What tells whether a part changes log-probs by more than rounding explains: sums over tokens, of all processes.
+
+    Attributes:
+        difference: absolute differences of log-probs that the part makes.
+        rounding: those that other rounding makes.
+        tokens: how many were compared.
+    """
+
+    difference: float
+    rounding: float
+    tokens: float
+
+    def plus(self, other: Evidence) -> Evidence:
+        """The evidence of both."""
+        return Evidence(self.difference + other.difference, self.rounding + other.rounding, self.tokens + other.tokens)
+
+
 class UpdateCompactor:
     """Leaves out of the micro-batches of a generation batch what does not change the gradient. Each micro-batch has at
     least one row. On several processes it has the same number of rows on each, because TRL gathers values by row;
@@ -194,11 +214,13 @@ class UpdateCompactor:
     Whether a model's log-probs depend on padding, or on whether a prompt is computed with its completions, is checked
     at the first update in which it matters: one micro-batch is computed both ways, without gradient, and once more to
     see what rounding does to it. What changes them by more than rounding explains is switched off, with a warning.
+    While too few tokens were compared, the next update is checked as well.
 
     Args:
         accumulated (`int`): micro-batches of an optimizer step.
         processes ([`Processes`]): of the run.
         multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
+        computed_in (`torch.dtype`, *optional*, defaults to `torch.float32`): the type in which the policy is computed.
         model_name (`str`, *optional*): the model's class, for the warning.
     """
 
@@ -208,13 +230,16 @@ class UpdateCompactor:
         processes: Processes,
         *,
         multiple: int | None = None,
+        computed_in: torch.dtype = torch.float32,
         model_name: str = "the model",
     ):
         self.kept = Parts(*[True] * len(fields(Parts)))  # but for what a check has switched off
         self.accumulated = accumulated
         self.processes = processes
         self.multiple = multiple
+        self.computed_in = computed_in
         self.model_name = model_name
+        self._evidence: dict[str, Evidence] = {}  # on parts that are not checked yet
         self._unchecked = {"left_padding", "right_padding", "shared_prompts", "prompt_scores"}
 
     def compact(
@@ -275,14 +300,16 @@ class UpdateCompactor:
             weights += [tokens / mean if mean else 1.0 for tokens in of_step]
         return weights
 
-    def state_dict(self) -> dict[str, list[str]]:
+    def state_dict(self) -> dict[str, Any]:
         """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
         switched_off = [field.name for field in fields(Parts) if not getattr(self.kept, field.name)]
-        return {"unchecked": sorted(self._unchecked), "switched_off": switched_off}
+        evidence = {name: list(found) for name, found in self._evidence.items()}
+        return {"unchecked": sorted(self._unchecked), "evidence": evidence, "switched_off": switched_off}
 
-    def load_state_dict(self, state: dict[str, list[str]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what [`state_dict`] returned."""
         self._unchecked = set(state["unchecked"])
+        self._evidence = {name: Evidence(*found) for name, found in state["evidence"].items()}
         self.kept = self.kept.without(state["switched_off"])
 
     def checked(self, parts: Parts) -> Parts:
@@ -391,7 +418,7 @@ class UpdateCompactor:
         Compute a micro-batch both ways for each part, and switch off what changes its log-probs. A collective.
 
         Returns:
-            `list[str]`: the parts that are switched off.
+            `list[str]`: the parts that this update may not leave out.
         """
         names = sorted(self._unchecked)
         own_matters = [_matters(name, deals, lengths, parts) for name in names]
@@ -400,68 +427,88 @@ class UpdateCompactor:
         checked = [name for name, is_on in zip(names, on_any, strict=True) if is_on]
         if not checked or lengths is None:
             return []
-        differences = []
-        tolerances = []
-        compares = []  # 1 where a part changes what is computed of a token, else 0
-        for name in checked:
-            deal = max(deals, key=lambda deal: _evidence(name, deal, lengths))
-            rows = torch.tensor(deal.rows, dtype=torch.int64, device=joined["advantages"].device)
-            whole = rows_of(joined, rows)
-            # Also where it is computed for another part: processes make equally many passes
-            expected = logps_of(whole)
-            otherwise_rounded = logps_of(whole, rounds_otherwise=True)
-            changed = whole
-            if name == "left_padding":
-                changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
-            elif name == "right_padding":
-                changed = rows_of(joined, rows, completion_width=deal.completion_width)
-            elif name == "shared_prompts" and deal.shares:
-                changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
-            scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
-            found = logps_of(changed, scores_completions=scores_completions)
-            is_token = whole["completion_mask"] != 0
-            differences.append(_mean_difference(found, expected, is_token).nan_to_num(nan=torch.inf))
-            of_rounding = _mean_difference(otherwise_rounded, expected, is_token).nan_to_num(nan=0.0)
-            tolerances.append((TOLERATED_EFFECTS * of_rounding).clamp(min=LEAST_TOLERANCE))
-            compares.append(float(_evidence(name, deal, lengths) > 0))
-        difference_of = torch.stack(differences)
-        tolerance_of = torch.stack(tolerances)
-        evidence = torch.tensor(compares, dtype=torch.float32, device=difference_of.device)
-        own = torch.stack([difference_of, tolerance_of, difference_of / tolerance_of, evidence]).unsqueeze(0)
-        of_processes = self.processes.gather(own)  # (processes, 4, checked)
-        failed = []
-        for i, name in enumerate(checked):
-            # Where all completions are masked, there is neither a gradient nor something to compare
-            if of_processes[:, 3, i].amax() > 0:
-                self._unchecked.remove(name)
-            worst = of_processes[:, 2, i].argmax()
-            difference, tolerance, excess, _ = of_processes[worst, :, i].tolist()
-            if excess > 1:
-                failed.append(name)
-                if self.processes.is_main:
-                    logger.warning(
-                        f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "
-                        f"{self.model_name} by {difference:.2g} in the mean; rounding explains {tolerance:.2g}. "
-                        "Training is exact."
-                    )
-        self.kept = self.kept.without(failed)
-        return failed
+        own = [self._compare(name, joined, lengths, deals, parts, logps_of) for name in checked]
+        of_processes = self.processes.gather(torch.stack(own).unsqueeze(0))  # (processes, checked, 3)
+        sums = of_processes.sum(0).tolist()
+        return [name for name, found in zip(checked, sums, strict=True) if not self._passes(name, Evidence(*found))]
+
+    def _compare(
+        self,
+        name: str,
+        joined: dict[str, Any],
+        lengths: RowLengths,
+        deals: Sequence[Deal],
+        parts: Parts,
+        logps_of: LogprobsOf,
+    ) -> torch.Tensor:
+        """This process's [`Evidence`] on a part, `(3,)`. Processes make equally many passes for it."""
+        deal = max(deals, key=lambda deal: _shows_difference(name, deal, lengths))
+        rows = torch.tensor(deal.rows, dtype=torch.int64, device=joined["advantages"].device)
+        whole = rows_of(joined, rows)
+        # Also where it is computed for another part
+        expected = logps_of(whole)
+        otherwise_rounded = logps_of(whole, rounds_otherwise=True)
+        changed = whole
+        if name == "left_padding":
+            changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
+        elif name == "right_padding":
+            changed = rows_of(joined, rows, completion_width=deal.completion_width)
+        elif name == "shared_prompts" and deal.shares:
+            changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
+        scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
+        found = logps_of(changed, scores_completions=scores_completions)
+        is_token = whole["completion_mask"] != 0
+        if _shows_difference(name, deal, lengths) == 0:
+            is_token = torch.zeros_like(is_token)
+        return _sums(found, otherwise_rounded, expected, is_token)
+
+    def _passes(self, name: str, found: Evidence) -> bool:
+        """Whether this update may leave a part out, by all evidence so far. If that suffices, the verdict lasts."""
+        evidence = self._evidence.get(name, Evidence(0.0, 0.0, 0.0)).plus(found)
+        self._evidence[name] = evidence
+        # Where all completions are masked, there is neither a gradient nor something to compare
+        if evidence.tokens == 0:
+            return True
+        difference = evidence.difference / evidence.tokens
+        tolerance = tolerance_of(evidence.rounding / evidence.tokens, self.computed_in)
+        is_rounding = difference <= tolerance
+        if evidence.tokens >= ENOUGH_TOKENS or difference > CLEAR * tolerance:
+            self._unchecked.remove(name)
+            del self._evidence[name]
+            if not is_rounding:
+                self._switch_off(name, difference, tolerance)
+        return is_rounding
+
+    def _switch_off(self, name: str, difference: float, tolerance: float) -> None:
+        """Leave a part out no more, and say so."""
+        self.kept = self.kept.without([name])
+        if self.processes.is_main:
+            logger.warning(
+                f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "
+                f"{self.model_name} by {difference:.2g} in the mean; up to {tolerance:.2g} counts as rounding. "
+                "Training is exact."
+            )
 
 
-def _mean_difference(logps: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
+def _sums(
+    found: torch.Tensor, otherwise_rounded: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor
+) -> torch.Tensor:
     """
-    The mean of `|logps - expected|` over the tokens of completions, in float32; 0 without any.
+    The numbers of an [`Evidence`], float32 `(3,)`. What is not a number counts as infinite.
 
     Args:
-        logps (`torch.Tensor`): `(rows, T)`, or without its last columns.
-        expected (`torch.Tensor`): `(rows, T)`.
-        is_token (`torch.Tensor`): bool `(rows, T)`.
+        found (`torch.Tensor`): log-probs `(rows, T)` with a part left out, or without their last columns.
+        otherwise_rounded (`torch.Tensor`): those without it and with other rounding, `(rows, T)`.
+        expected (`torch.Tensor`): those without it, `(rows, T)`.
+        is_token (`torch.Tensor`): the tokens that are compared, bool `(rows, T)`.
     """
-    width = logps.size(1)
-    differences = (logps - expected[:, :width]).abs()[is_token[:, :width]]
-    if not differences.numel():
-        return differences.new_zeros((), dtype=torch.float32)
-    return differences.float().mean()
+    width = found.size(1)
+    is_token = is_token[:, :width]
+    expected = expected[:, :width].float()
+    difference = (found.float() - expected).abs()[is_token].sum()
+    rounding = (otherwise_rounded[:, :width].float() - expected).abs()[is_token].sum()
+    sums = torch.stack([difference, rounding, is_token.sum().float()])
+    return sums.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 _WORDS = {
@@ -485,7 +532,7 @@ def _matters(name: str, deals: Sequence[Deal], lengths: RowLengths | None, parts
     return parts.prompt_scores
 
 
-def _evidence(name: str, deal: Deal, lengths: RowLengths) -> int:
+def _shows_difference(name: str, deal: Deal, lengths: RowLengths) -> int:
     """How much a part leaves out of a micro-batch, times the tokens whose log-probs would show a difference."""
     tokens = sum(lengths.completion[row] for row in deal.rows)
     if name == "left_padding":
