@@ -25,6 +25,7 @@ from tests.factories.tiny import plain_dataset, save_tiny, tiny_model
 from tests.factories.tools import tool_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
+from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import load_predictor
 from trl_dataeff.testing import check_selector, make_groups
 from trl_dataeff.tracking.files import SCHEMA
@@ -147,6 +148,20 @@ def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
     assert type(names["ours"]) is DataEfficientGRPOTrainer
     assert len(pyplot.get_fignums()) == sum("plt.show()" in cell for cell in code) == 3
     pyplot.close("all")
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    command = re.search(r"`trl-dataeff (report .+?)`", text)[1]
+    assert main(command.split()) == 0
+
+
+def test_the_stored_outputs_of_the_notebook_are_those_of_its_settings():
+    cells = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    steps = int(re.search(r"^STEPS = (\d+)", code, re.M)[1])
+    batch_size = int(re.search(r'"per_device_train_batch_size": (\d+)', code)[1])
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = "".join("".join(output.get("text", "")) for output in outputs)
+    rollouts = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) rollouts", printed)]
+    assert rollouts == [steps * batch_size] * 2
 
 
 @pytest.mark.slow
