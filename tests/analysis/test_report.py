@@ -76,8 +76,22 @@ def test_the_reward_in_training_is_shown_where_no_other_is(ours, plain):
     held_out = pd.DataFrame(ours[1].state.log_history).groupby("step")["eval_reward"].mean().dropna()
     assert rows["held-out reward"] == f"{held_out.iloc[0]:.3f} to {held_out.iloc[-1]:.3f}"
     assert rows["reward in training"] == ""
-    rewards = [log["reward"] for log in plain[1].state.log_history if "loss" in log]
-    assert facts(read_run(plain[0]))["reward in training"] == f"{rewards[0]:.3f} to {rewards[-1]:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "logging_steps", "logs_of_an_end"),
+    [(12, 1, 5), (10, 1, 5), (9, 1, None), (13, 2, 3), (60, 10, 1), (15, 10, None), (200, 1, 20)],
+)
+def test_the_reward_in_training_is_a_mean_over_several_steps_at_each_end(
+    tmp_path, num_steps, logging_steps, logs_of_an_end
+):
+    steps = np.arange(logging_steps, num_steps + 1, logging_steps)
+    rewards = np.linspace(0, 1, len(steps)) ** 2
+    run = RecordedRun(tmp_path, {}, pd.DataFrame({"step": steps, "reward": rewards}), None)
+    shown = ""
+    if logs_of_an_end:
+        shown = f"{rewards[:logs_of_an_end].mean():.3f} to {rewards[-logs_of_an_end:].mean():.3f}"
+    assert facts(run)["reward in training"] == shown
 
 
 @pytest.mark.parametrize(

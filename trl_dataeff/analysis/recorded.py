@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from trl_dataeff.utils import UserError, is_number, number_problem
 
 
 STATE_FILE = "trainer_state.json"
+#: Steps at each end of a run over which the reward in training is a mean: a step has few prompts
+STEPS_OF_AN_END = 5
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "hours": _formatted(_hours(run), ".2f"),
     }
     # The reward in training is one of selected prompts, of which a step has few
-    known["reward in training"] = "" if run.held_out else _ends(run, "reward")
+    known["reward in training"] = "" if run.held_out else _ends(run, "reward", STEPS_OF_AN_END)
     known["held-out reward"] = _ends(run, run.held_out)
     return known
 
@@ -286,10 +289,26 @@ def _hours(run: RecordedRun) -> float | None:
     return float(seconds.mean() * steps[-1] / 3600)
 
 
-def _ends(run: RecordedRun, metric: str) -> str:
-    """Means of the first and the last tenth of a metric; empty without it."""
-    _, values = run.series(metric)
-    if len(values) == 0:
+def _ends(run: RecordedRun, metric: str, least_steps: int = 1) -> str:
+    """
+    Show how a metric began and ended.
+
+    Args:
+        run ([`RecordedRun`]): the run.
+        metric (`str`): name of the metric.
+        least_steps (`int`, *optional*, defaults to 1): optimizer steps that each of the two means covers at least.
+
+    Returns:
+        `str`: means of the first and the last tenth; empty without the metric, or if means over several steps would
+        overlap.
+    """
+    steps, values = run.series(metric)
+    num_logs = len(values)
+    if num_logs == 0:
         return ""
-    tenth = max(1, len(values) // 10)
-    return f"{values[:tenth].mean():.3f} to {values[-tenth:].mean():.3f}"
+    steps_per_log = steps[-1] / num_logs
+    least_logs = math.ceil(least_steps / steps_per_log)
+    count = max(least_logs, num_logs // 10)
+    if least_steps > 1 and 2 * count > num_logs:  # a single evaluation is shown
+        return ""
+    return f"{values[:count].mean():.3f} to {values[-count:].mean():.3f}"
