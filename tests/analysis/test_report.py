@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.factories.tiny import even_length_reward, plain_dataset, run
-from trl_dataeff.analysis.figures import flow, panels_of, running_mean, success_rates, where_rollouts_went
+from trl_dataeff.analysis.figures import effective, flow, panels_of, running_mean, success_rates, where_rollouts_went
 from trl_dataeff.analysis.recorded import RecordedRun, facts, read_run, read_runs, shortest_names, summary
 from trl_dataeff.cli.main import main
 
@@ -63,12 +63,21 @@ def test_facts_are_what_happened(ours, plain):
     assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     timed = [replace(run, logs=run.logs.assign(step_time=600.0)) for run in runs]
-    assert [facts(run)["hours"] for run in timed] == ["2.00", "2.00"], "of the 12 steps alone"
+    assert [facts(run)["time"] for run in timed] == ["2.0 h", "2.0 h"], "of the 12 steps alone"
     assert other["method"] == ""
     known = [name for name in own if own[name] or other[name]]
     lines = summary(runs).splitlines()[1:]
     assert [line.partition("  ")[0] for line in lines] == known
     assert max(map(len, summary(runs, width=60).splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.2, "0 s"), (17.6, "18 s"), (59.7, "1 min"), (360, "6 min"), (3599, "1.0 h"), (11520, "3.2 h")],
+)
+def test_the_time_of_a_run_is_in_a_unit_that_fits(tmp_path, seconds, shown):
+    logs = pd.DataFrame({"step": range(1, 11), "step_time": seconds / 10})
+    assert facts(RecordedRun(tmp_path, {}, logs, None))["time"] == shown
 
 
 def test_the_reward_in_training_is_shown_where_no_other_is(ours, plain):
@@ -165,6 +174,40 @@ def test_every_success_rate_of_a_group_has_a_row_of_its_own(tmp_path, size):
     counts = groups.groupby(["success_rate", "step"]).size().unstack(fill_value=0)
     np.testing.assert_allclose(shown, counts / counts.sum())
     assert axes.get_xlim() == (0, 12)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_line_at_the_end_of_the_range_is_within_the_frame(tmp_path, share):
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    logs = pd.DataFrame({"step": range(1, 11), "frac_reward_zero_std": share})
+    effective([RecordedRun(tmp_path, {}, logs, None)], axes)
+    low, high = axes.get_ylim()
+    assert low < share < high
+
+
+def run_of_counts(path: Path, **counts: float) -> RecordedRun:
+    log = {f"dataeff/rollouts_{name}": count for name, count in counts.items()}
+    return RecordedRun(path, {}, pd.DataFrame([{"step": 1, **log}]), None)
+
+
+def test_a_bar_is_as_long_as_the_rollouts_generated_and_replay_has_its_own(tmp_path):
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    replays = run_of_counts(tmp_path, generated=416, trained=416, replayed=192, discarded=192)
+    selects = run_of_counts(tmp_path, generated=100, trained=100, replayed=0, discarded=0)
+    flow([replays, selects], axes)
+    ends = {}
+    for bars in axes.containers:
+        for bar in bars:
+            place = round(bar.get_y() + bar.get_height() / 2, 2)
+            ends[place] = max(ends.get(place, 0), bar.get_x() + bar.get_width())
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert ends.pop(0) == 416
+    assert ends.pop(1) == 100
+    assert sorted(ends.values()) == [0, 192], "trained on again"
+    assert len(shown) == 3, "no rollouts were kept"
+    assert "kept" not in shown
+    colours = {bars[0].get_facecolor() for bars in axes.containers}
+    assert len(colours) == 3
 
 
 def test_the_legend_of_the_bars_is_beside_them(ours):

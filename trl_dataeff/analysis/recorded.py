@@ -252,7 +252,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts dropped": _formatted(last.get(f"{PREFIX}rollouts_discarded"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
         "tokens of the update": _formatted(_share_computed(run), ".0%", " of TRL's"),
-        "hours": _formatted(_hours(run), ".2f"),
+        "time": _duration(run),
     }
     # The reward in training is one of selected prompts, of which a step has few
     known["reward in training"] = "" if run.held_out else _ends(run, "reward", STEPS_OF_AN_END)
@@ -281,12 +281,18 @@ def _share_computed(run: RecordedRun) -> float | None:
     return float(1 - saved.mean()) if len(saved) > 0 else None
 
 
-def _hours(run: RecordedRun) -> float | None:
-    """Hours of training by the mean time of a step, since plain TRL logs no other times; `None` without one."""
-    steps, seconds = run.series("step_time")
+def _duration(run: RecordedRun) -> str:
+    """The time of training by the mean time of a step, since plain TRL logs no other times; empty without one."""
+    steps, seconds_per_step = run.series("step_time")
     if len(steps) == 0:
-        return None
-    return float(seconds.mean() * steps[-1] / 3600)
+        return ""
+    seconds = seconds_per_step.mean() * steps[-1]
+    minutes = seconds / 60
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    if round(minutes) < 60:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:,.1f} h"
 
 
 def _ends(run: RecordedRun, metric: str, least_steps: int = 1) -> str:
