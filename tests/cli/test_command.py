@@ -137,6 +137,30 @@ def test_launch_options_go_to_accelerate(recipe, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--num_processes", "2", "--accelerate_config", "zero2"], "pip3 install deepspeed"),
+        (["--num_processes", "1", "--multi_gpu"], "at least 2 processes"),
+    ],
+)
+def test_what_accelerate_cannot_launch_ends_in_one_line(options, part, recipe, monkeypatch, capsys):
+    monkeypatch.setattr("accelerate.commands.launch.is_deepspeed_available", lambda: False)
+    assert main(["grpo", "--config", recipe, *options]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: error: ")]
+    assert part in error
+
+
+@pytest.mark.parametrize(("options", "warns"), [(["--num_processes", "4"], True), (["--num_processes", "1"], False)])
+def test_processes_that_do_not_start_are_said(options, warns, recipe, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    replaced = []
+    monkeypatch.setattr(os, "execvpe", lambda *command: replaced.append(command))
+    assert main(["grpo", "--config", recipe, *options]) == 0
+    assert len(replaced) == 1
+    assert ("warning: `num_processes` is 4" in capsys.readouterr().err) is warns
+
+
+@pytest.mark.parametrize(
     ("launch_args", "devices", "use_cpu", "config", "expected"),
     [
         ([], 1, False, "/nowhere", False),

@@ -329,6 +329,9 @@ def launch(launch_args: list[str], command: list[str]) -> int:
 
     Returns:
         `int`: Exit code: 143, 137 or 130 if SIGTERM, SIGKILL or Ctrl-C ended a process, 1 if one failed.
+
+    Raises:
+        UserError: If the options do not fit together, or need a package that is not installed, such as DeepSpeed.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -339,6 +342,8 @@ def launch(launch_args: list[str], command: list[str]) -> int:
         launcher.simple_launcher = _become
     try:
         launcher.launch_command(args)
+    except (ImportError, ValueError) as error:  # of accelerate, before it starts processes
+        raise UserError(f"`accelerate launch` cannot start the run: {error}") from error
     except subprocess.CalledProcessError:  # the process has said on stderr what was wrong
         return 1
     except SignalException as error:  # torchrun has passed it on, and waited
@@ -357,6 +362,13 @@ def _become(args: Namespace) -> None:
     """Replace this process by the only one that `accelerate launch` would start, so that signals reach it."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+    if args.num_processes > 1 and args.mpirun_hostfile is None:
+        print(
+            f"trl-dataeff: warning: `num_processes` is {args.num_processes}, and `accelerate launch` starts a single "
+            "process, because this machine has fewer than two GPUs. To start them on the CPU, add --multi_gpu "
+            "--use_cpu true.",
+            file=sys.stderr,
+        )
     command, environment = prepare_simple_launcher_cmd_env(args)
     sys.stdout.flush()
     sys.stderr.flush()
