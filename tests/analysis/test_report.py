@@ -261,3 +261,8 @@ def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, name, text,
     (folder / name).write_text(text)
     assert main(["report", str(folder)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_said_to_be(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "There is no file or folder" in capsys.readouterr().err

@@ -151,12 +151,13 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     if problem is not None:
         raise UserError(problem)
     folder = Path(path).expanduser()
+    check_exists(folder)
     if not folder.is_dir() and not is_state_file(folder):
         raise UserError(f"{path} is not a folder. Give the `output_dir` of a run, or its `{STATE_FILE}`.")
     run_file = folder / RUN_FILE
     about = _read_json(run_file) if run_file.exists() else {}
     is_ours = (folder / METRICS_FILE).exists()
-    lines = read_metrics(folder / METRICS_FILE) if is_ours else _log_history(folder)
+    lines = read_logs(folder)
     if not lines:
         raise UserError(
             f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's "
@@ -168,6 +169,29 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     groups_file = folder / GROUPS_FILE
     groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
     return RecordedRun(folder, about, logs, groups, name=folder.name)
+
+
+def check_exists(path: Path) -> None:
+    """Raise a `UserError` if there is nothing at a path."""
+    if not path.exists():
+        raise UserError(f"There is no file or folder {str(path)!r}.")
+
+
+def read_logs(path: Path) -> list[dict[str, Any]]:
+    """
+    Read what a run has logged.
+
+    Args:
+        path (`Path`): its `output_dir`; of plain TRL also a checkpoint, or its `trainer_state.json`.
+
+    Returns:
+        `list[dict[str, Any]]`: the logs, in order; empty if there are none.
+
+    Raises:
+        [`UserError`]: a file is corrupt.
+    """
+    metrics = path / METRICS_FILE
+    return read_metrics(metrics) if metrics.exists() else _log_history(path)
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:
