@@ -16,7 +16,7 @@ import trl_dataeff
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
 from trl_dataeff.cli.grpo import make_trainer, parse
-from trl_dataeff.cli.main import main
+from trl_dataeff.cli.main import main, shipped_recipes
 from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, SCHEMA
 from trl_dataeff.tracking.metrics import MetricsLog
 
@@ -63,6 +63,43 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     states = [json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text()) for step in (1, 3)]
     first, resumed = (state["log_history"][0] for state in states)
     assert resumed == first, "seconds too: a run that started anew would log its own"
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "part"), [(1, "--resume_from_checkpoint out/checkpoint-1"), (5, "no checkpoint")]
+)
+def test_a_run_that_ctrl_c_ends_at_once_says_how_to_resume(recipe, monkeypatch, capsys, save_steps, part):
+    trainer_class = trl_dataeff.DataEfficientGRPOTrainer
+    original = trainer_class.compute_loss
+
+    def compute_loss(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_class, "compute_loss", compute_loss)
+    options = ["--max_steps", "3", "--save_strategy", "steps", "--save_steps", str(save_steps)]
+    assert main(["grpo", "--config", recipe, *options]) == 130
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: stopped")]
+    assert len(lines) == 1
+    assert "after step 1" in lines[0]
+    assert part in lines[0]
+    assert "cause" not in lines[0]
+
+
+def test_a_missing_model_of_a_shipped_recipe_names_the_recipe_that_says_how_to_make_it(write, capsys):
+    write("empty", "")
+    name = "SmolLM2-135M-Instruct/short_answers/default"
+    assert main(["grpo", "--config", name]) == 2
+    assert f"trl-dataeff recipes show {name}" in capsys.readouterr().err
+
+
+def test_the_method_of_a_recipe_alone_names_the_recipes_that_have_it(capsys):
+    assert main(["recipes", "show", "greso"]) == 2
+    with_method = [name for name in shipped_recipes() if name.endswith("/greso")]
+    printed = capsys.readouterr().err
+    assert with_method
+    assert all(f"`{name}`" in printed for name in with_method)
 
 
 def test_model_is_loaded_as_the_fields_say(recipe, capsys):

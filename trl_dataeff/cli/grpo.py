@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
+from trl_dataeff.cli.main import shipped_recipes
 from trl_dataeff.cli.options import launch_parser
 from trl_dataeff.cli.parser import read
 from trl_dataeff.cli.recipe_file import Recipe
@@ -100,9 +101,12 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     say = trainer.accelerator.print
     try:
         trainer.train(resume_from_checkpoint=checkpoint_of(training))
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         if trainer.stopped_by is not None:
             trainer.accelerator.end_training()
+        elif trainer.is_world_process_zero():
+            how = getattr(error, "__notes__", ["This run has no checkpoint to resume from."])
+            print(f"trl-dataeff: stopped after step {trainer.state.global_step}. {how[-1]}", file=sys.stderr)
         raise
     say("✅ Training completed.")
     trainer.save_model(training.output_dir)
@@ -191,6 +195,7 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     if model.startswith((".", "/")) and not os.path.isdir(model):
         problems.append(
             f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id."
+            f"{_where_needs_are_said(recipe)}"
         )
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
@@ -202,6 +207,13 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     problems += _missing_gpu(training)  # of which no line of the recipe is the cause
     if problems:
         raise UserError(*problems)
+
+
+def _where_needs_are_said(recipe: Recipe | None) -> str:
+    """Name the command that prints what a recipe of the package needs; empty for another one."""
+    path = recipe.path if recipe is not None else None
+    names = [name for name, shipped in shipped_recipes().items() if shipped == path]
+    return "".join(f" `trl-dataeff recipes show {name}` says how to make it." for name in names)
 
 
 def _missing_trackers(training: DataEfficientGRPOConfig) -> Iterator[str]:

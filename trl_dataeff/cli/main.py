@@ -18,7 +18,7 @@ import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from trl_dataeff.utils import UserError, __version__, closest, terminal_width
+from trl_dataeff.utils import UserError, __version__, closest, listed, terminal_width
 
 
 DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
@@ -234,9 +234,13 @@ def find_recipe(name: str) -> Path:
     if shipped_name in shipped:
         return shipped[shipped_name]
     siblings = [str(sibling) for sibling in path.parent.glob("*.yaml")]
+    of_method = [full_name for full_name in shipped if full_name.endswith(f"/{shipped_name}")]
+    advice = closest(name, [*siblings, *shipped])
+    if of_method:
+        advice = f" Give the full name: {listed(of_method)}."
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the "
-        f"package (`trl-dataeff recipes list`).{closest(name, [*siblings, *shipped])}"
+        f"package (`trl-dataeff recipes list`).{advice}"
     )
 
 
