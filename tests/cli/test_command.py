@@ -299,6 +299,25 @@ def test_help_version_and_unknown_commands(command, code, part, capsys):
     assert part in "".join(capsys.readouterr())
 
 
+def test_training_without_arguments_says_in_one_line_what_is_missing(capsys):
+    assert main(["grpo"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--config RECIPE" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["audit", "--help"], ["report", "--help"], ["--help"], ["recipes", "list"]])
+def test_what_is_printed_fits_a_narrow_terminal(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "72")
+    with pytest.raises(SystemExit):
+        raise SystemExit(main(command))
+    lines = capsys.readouterr().out.splitlines()
+    prose = [line for line in lines if not line.startswith("  trl-dataeff ")]
+    assert max(map(len, prose)) <= 72
+    assert not any(line.startswith("  trl-dataeff ") and len(line) > 80 for line in lines)
+
+
 def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "list"]) == 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
+from trl_dataeff.cli.help import USAGE
 from trl_dataeff.cli.main import shipped_recipes
 from trl_dataeff.cli.options import launch_parser
 from trl_dataeff.cli.parser import read
@@ -41,16 +42,24 @@ def run(argv: list[str]) -> int:
 
     Args:
         argv (`list[str]`):
-            What follows `trl-dataeff grpo`. Nothing prints the help.
+            What follows `trl-dataeff grpo`.
 
     Returns:
         `int`: Exit code.
+
+    Raises:
+        UserError: If nothing follows, or something in it is unknown or wrong.
     """
+    if not argv:
+        raise UserError(
+            f"There is nothing to train: give a recipe or fields, as in {USAGE}. `trl-dataeff recipes list` names "
+            "recipes, and `trl-dataeff grpo --help` lists the fields."
+        )
     set_by_launchers = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
     is_launched = any(name in os.environ for name in set_by_launchers)
     if not is_launched:
         # First without looking at the machine: what is wrong with the recipe is said once, before processes start
-        command = read(argv or ["--help"], portable=True)
+        command = read(argv, portable=True)
         for warning in command.recipe.warnings:
             print(f"trl-dataeff: warning: {warning}", file=sys.stderr)
         check(command.arguments, command.recipe)
