@@ -236,6 +236,25 @@ def test_from_groups_to_a_predictor(kind, column, tmp_path, monkeypatch, capsys)
     assert np.corrcoef(predictor.predict(E), P)[0, 1] > 0.7
 
 
+def test_too_few_groups_are_one_line(tmp_path, monkeypatch):
+    Dataset.from_dict({"prompt": [f"q{i}" for i in range(N)]}).to_json(tmp_path / "data.jsonl")
+    groups = save_groups(tmp_path / "a.parquet", steps=1)
+    options = ["--dataset", str(tmp_path / "data.jsonl"), "--embedding", "some/model", "--output", "out"]
+    monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options, "--groups", groups])
+    with pytest.raises(SystemExit, match="At least 20 are needed"):
+        runpy.run_path(SCRIPT, run_name="__main__")
+
+
+def test_every_example_is_in_the_index():
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)]+)\)", index))
+    files = {
+        path.relative_to(EXAMPLES).as_posix() for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)
+    }
+    assert files <= linked
+    assert all((EXAMPLES / name).exists() for name in linked)
+
+
 def test_groups_are_predicted_from_their_own_run(tmp_path):
     """Two runs in which the same prompts have opposite success rates: together they would say nothing."""
     script = runpy.run_path(SCRIPT, run_name="example")
