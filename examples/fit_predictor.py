@@ -6,6 +6,8 @@ Fits a predictor of success rates to the groups of finished runs, and measures i
     trl-dataeff grpo --config recipe.yaml --prompt_embedding Qwen/Qwen2.5-0.5B-Instruct \
         --selection dots --selector_args '{"predictor": "predictor"}'
 
+Needs the extra `embeddings` (in a clone: `pip install ".[embeddings]"`), and runs with groups of at least 20 prompts.
+
 Give the prompts as the run has them: with a system prompt, as a dataset of conversations that contain it.
 
 A success rate is that of one policy. A group is therefore predicted from groups of the same run and of nearby steps: a
@@ -29,6 +31,7 @@ from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import newest, pearson
 from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, PredictorError, take
 from trl_dataeff.tracking.files import read_groups
+from trl_dataeff.utils import UserError
 
 
 SLICE = 512  # groups
@@ -288,4 +291,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:  # such as too few groups
+        raise SystemExit(f"fit_predictor.py: error: {error}") from error

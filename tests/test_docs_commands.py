@@ -201,6 +201,17 @@ def test_the_python_blocks_of_a_page_run(page, tiny):
             assert trainer.state.global_step == trainer.state.max_steps
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/script.md"])
+def test_a_whole_script_asks_an_instruct_model_and_reads_its_answers(page, tiny, caplog_transformers):
+    (script,) = [block for block in blocks(ROOT / page, "python") if "def reward" in block]
+    exec(compile(script, page, "exec"), tiny)
+    assert "chat template" not in caplog_transformers.text
+    gold = tiny["trainer"].train_dataset[40]["answer"]
+    answers = [f"That is **{int(gold):,}**.", gold, f"{gold}1", "I cannot say.", ""]
+    completions = [[{"role": "assistant", "content": answer}] for answer in answers]
+    assert tiny["reward"](completions, answer=[gold] * len(answers)) == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_the_page_on_selectors_runs_with_its_steps_and_its_own_test_passes(tmp_path, monkeypatch):
     names = {"__name__": "page", "model": tiny_model(), "reward": mixed_reward, "dataset": plain_dataset()}
     trainer = partial(trl_dataeff.DataEfficientGRPOTrainer, processing_class=tiny_tokenizer())

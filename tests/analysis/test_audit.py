@@ -187,9 +187,10 @@ def test_of_our_own_run(tmp_path):
         (["huge.jsonl"], "huge.jsonl: larger than the memory"),
         (["escapes.jsonl"], r"The columns are \x1b[2Jprompt, \u202escore"),
         (["text.jsonl"], "cannot be read"),
-        (["nothing.jsonl"], "cannot be read"),
+        (["nothing.jsonl"], "There is no file or folder 'nothing.jsonl'"),
+        (["nothing"], "There is no file or folder 'nothing'"),
         (["empty.jsonl"], "have no rows"),
-        (["."], "has no logs of a run"),
+        (["."], "`dataeff/groups.parquet`; one of TRL has `completions/completions_*.parquet`"),
         ([".", "rows.jsonl"], "describes one run"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.factories.tiny import even_length_reward, plain_dataset, run
-from trl_dataeff.analysis.figures import flow, panels_of, running_mean, success_rates, where_rollouts_went
+from trl_dataeff.analysis.figures import effective, flow, panels_of, running_mean, success_rates, where_rollouts_went
 from trl_dataeff.analysis.recorded import RecordedRun, facts, read_run, read_runs, shortest_names, summary
 from trl_dataeff.cli.main import main
 
@@ -63,7 +63,7 @@ def test_facts_are_what_happened(ours, plain):
     assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     timed = [replace(run, logs=run.logs.assign(step_time=600.0)) for run in runs]
-    assert [facts(run)["hours"] for run in timed] == ["2.00", "2.00"], "of the 12 steps alone"
+    assert [facts(run)["time"] for run in timed] == ["2.0 h", "2.0 h"], "of the 12 steps alone"
     assert other["method"] == ""
     known = [name for name in own if own[name] or other[name]]
     lines = summary(runs).splitlines()[1:]
@@ -71,13 +71,36 @@ def test_facts_are_what_happened(ours, plain):
     assert max(map(len, summary(runs, width=60).splitlines())) <= 60
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.2, "0 s"), (17.6, "18 s"), (59.7, "1 min"), (360, "6 min"), (3599, "1.0 h"), (11520, "3.2 h")],
+)
+def test_the_time_of_a_run_is_in_a_unit_that_fits(tmp_path, seconds, shown):
+    logs = pd.DataFrame({"step": range(1, 11), "step_time": seconds / 10})
+    assert facts(RecordedRun(tmp_path, {}, logs, None))["time"] == shown
+
+
 def test_the_reward_in_training_is_shown_where_no_other_is(ours, plain):
     rows = facts(read_run(ours[0]))
     held_out = pd.DataFrame(ours[1].state.log_history).groupby("step")["eval_reward"].mean().dropna()
     assert rows["held-out reward"] == f"{held_out.iloc[0]:.3f} to {held_out.iloc[-1]:.3f}"
     assert rows["reward in training"] == ""
-    rewards = [log["reward"] for log in plain[1].state.log_history if "loss" in log]
-    assert facts(read_run(plain[0]))["reward in training"] == f"{rewards[0]:.3f} to {rewards[-1]:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "logging_steps", "logs_of_an_end"),
+    [(12, 1, 5), (10, 1, 5), (9, 1, None), (13, 2, 3), (60, 10, 1), (15, 10, None), (200, 1, 20)],
+)
+def test_the_reward_in_training_is_a_mean_over_several_steps_at_each_end(
+    tmp_path, num_steps, logging_steps, logs_of_an_end
+):
+    steps = np.arange(logging_steps, num_steps + 1, logging_steps)
+    rewards = np.linspace(0, 1, len(steps)) ** 2
+    run = RecordedRun(tmp_path, {}, pd.DataFrame({"step": steps, "reward": rewards}), None)
+    shown = ""
+    if logs_of_an_end:
+        shown = f"{rewards[:logs_of_an_end].mean():.3f} to {rewards[-logs_of_an_end:].mean():.3f}"
+    assert facts(run)["reward in training"] == shown
 
 
 @pytest.mark.parametrize(
@@ -153,6 +176,40 @@ def test_every_success_rate_of_a_group_has_a_row_of_its_own(tmp_path, size):
     assert axes.get_xlim() == (0, 12)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_line_at_the_end_of_the_range_is_within_the_frame(tmp_path, share):
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    logs = pd.DataFrame({"step": range(1, 11), "frac_reward_zero_std": share})
+    effective([RecordedRun(tmp_path, {}, logs, None)], axes)
+    low, high = axes.get_ylim()
+    assert low < share < high
+
+
+def run_of_counts(path: Path, **counts: float) -> RecordedRun:
+    log = {f"dataeff/rollouts_{name}": count for name, count in counts.items()}
+    return RecordedRun(path, {}, pd.DataFrame([{"step": 1, **log}]), None)
+
+
+def test_a_bar_is_as_long_as_the_rollouts_generated_and_replay_has_its_own(tmp_path):
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    replays = run_of_counts(tmp_path, generated=416, trained=416, replayed=192, discarded=192)
+    selects = run_of_counts(tmp_path, generated=100, trained=100, replayed=0, discarded=0)
+    flow([replays, selects], axes)
+    ends = {}
+    for bars in axes.containers:
+        for bar in bars:
+            place = round(bar.get_y() + bar.get_height() / 2, 2)
+            ends[place] = max(ends.get(place, 0), bar.get_x() + bar.get_width())
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert ends.pop(0) == 416
+    assert ends.pop(1) == 100
+    assert sorted(ends.values()) == [0, 192], "trained on again"
+    assert len(shown) == 3, "no rollouts were kept"
+    assert "kept" not in shown
+    colours = {bars[0].get_facecolor() for bars in axes.containers}
+    assert len(colours) == 3
+
+
 def test_the_legend_of_the_bars_is_beside_them(ours):
     figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(5, 3), layout="constrained")
     axes = figure.add_subplot()
@@ -204,3 +261,8 @@ def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, name, text,
     (folder / name).write_text(text)
     assert main(["report", str(folder)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_said_to_be(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "There is no file or folder" in capsys.readouterr().err

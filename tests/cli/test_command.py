@@ -16,7 +16,7 @@ import trl_dataeff
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
 from trl_dataeff.cli.grpo import make_trainer, parse
-from trl_dataeff.cli.main import main
+from trl_dataeff.cli.main import main, shipped_recipes
 from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, SCHEMA
 from trl_dataeff.tracking.metrics import MetricsLog
 
@@ -63,6 +63,43 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     states = [json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text()) for step in (1, 3)]
     first, resumed = (state["log_history"][0] for state in states)
     assert resumed == first, "seconds too: a run that started anew would log its own"
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "part"), [(1, "--resume_from_checkpoint out/checkpoint-1"), (5, "no checkpoint")]
+)
+def test_a_run_that_ctrl_c_ends_at_once_says_how_to_resume(recipe, monkeypatch, capsys, save_steps, part):
+    trainer_class = trl_dataeff.DataEfficientGRPOTrainer
+    original = trainer_class.compute_loss
+
+    def compute_loss(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_class, "compute_loss", compute_loss)
+    options = ["--max_steps", "3", "--save_strategy", "steps", "--save_steps", str(save_steps)]
+    assert main(["grpo", "--config", recipe, *options]) == 130
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: stopped")]
+    assert len(lines) == 1
+    assert "after step 1" in lines[0]
+    assert part in lines[0]
+    assert "cause" not in lines[0]
+
+
+def test_a_missing_model_of_a_shipped_recipe_names_the_recipe_that_says_how_to_make_it(write, capsys):
+    write("empty", "")
+    name = "SmolLM2-135M-Instruct/short_answers/default"
+    assert main(["grpo", "--config", name]) == 2
+    assert f"trl-dataeff recipes show {name}" in capsys.readouterr().err
+
+
+def test_the_method_of_a_recipe_alone_names_the_recipes_that_have_it(capsys):
+    assert main(["recipes", "show", "greso"]) == 2
+    with_method = [name for name in shipped_recipes() if name.endswith("/greso")]
+    printed = capsys.readouterr().err
+    assert with_method
+    assert all(f"`{name}`" in printed for name in with_method)
 
 
 def test_model_is_loaded_as_the_fields_say(recipe, capsys):
@@ -134,6 +171,30 @@ def test_launch_options_go_to_accelerate(recipe, monkeypatch):
     assert args.training_script == "trl_dataeff.cli.grpo"
     assert args.training_script_args == ["--config", recipe, *options]
     assert parse(args.training_script_args).training.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--num_processes", "2", "--accelerate_config", "zero2"], "pip3 install deepspeed"),
+        (["--num_processes", "1", "--multi_gpu"], "at least 2 processes"),
+    ],
+)
+def test_what_accelerate_cannot_launch_ends_in_one_line(options, part, recipe, monkeypatch, capsys):
+    monkeypatch.setattr("accelerate.commands.launch.is_deepspeed_available", lambda: False)
+    assert main(["grpo", "--config", recipe, *options]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: error: ")]
+    assert part in error
+
+
+@pytest.mark.parametrize(("options", "warns"), [(["--num_processes", "4"], True), (["--num_processes", "1"], False)])
+def test_processes_that_do_not_start_are_said(options, warns, recipe, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    replaced = []
+    monkeypatch.setattr(os, "execvpe", lambda *command: replaced.append(command))
+    assert main(["grpo", "--config", recipe, *options]) == 0
+    assert len(replaced) == 1
+    assert ("warning: `num_processes` is 4" in capsys.readouterr().err) is warns
 
 
 @pytest.mark.parametrize(
@@ -236,6 +297,25 @@ def test_help_version_and_unknown_commands(command, code, part, capsys):
         main(command)
     assert ended.value.code == code
     assert part in "".join(capsys.readouterr())
+
+
+def test_training_without_arguments_says_in_one_line_what_is_missing(capsys):
+    assert main(["grpo"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--config RECIPE" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["audit", "--help"], ["report", "--help"], ["--help"], ["recipes", "list"]])
+def test_what_is_printed_fits_a_narrow_terminal(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "72")
+    with pytest.raises(SystemExit):
+        raise SystemExit(main(command))
+    lines = capsys.readouterr().out.splitlines()
+    prose = [line for line in lines if not line.startswith("  trl-dataeff ")]
+    assert max(map(len, prose)) <= 72
+    assert not any(line.startswith("  trl-dataeff ") and len(line) > 80 for line in lines)
 
 
 def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):

@@ -27,6 +27,14 @@ def test_own_fields_come_first(help_text):
     assert known <= set(shown)
 
 
+def test_the_description_fits_the_terminal_and_keeps_its_examples(help_text):
+    description, _, _ = help_text.partition("\noptions:")
+    _, _, text = description.partition("\n\n")
+    prose = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert max(map(len, prose)) <= 80
+    assert "\n  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20\n" in text
+
+
 def test_texts_have_no_markup_and_addresses_can_be_copied(help_text):
     assert re.findall(r"\[[^\]]+\]\(|\[`~|:\w+:`", help_text) == []
     texts = [

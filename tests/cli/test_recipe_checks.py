@@ -48,6 +48,8 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("max_steps:", "1: `--max_steps`: invalid int value: 'none'"),
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
         ("selection: grso", "`selection` is 'grso'"),
+        ("selection: nowhere.Mine", "1: The selector 'nowhere.Mine' cannot be imported"),
+        ("selection: nowhere.Mine", "there is no module 'nowhere', neither installed nor in"),
         ("selection: greso\nselector_args: {p_start: 1}", "no argument `p_start`"),
         (
             "selector_args: \"{'p': 1}\"",

@@ -25,6 +25,7 @@ from tests.factories.tiny import plain_dataset, save_tiny, tiny_model
 from tests.factories.tools import tool_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
+from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import load_predictor
 from trl_dataeff.testing import check_selector, make_groups
 from trl_dataeff.tracking.files import SCHEMA
@@ -147,6 +148,20 @@ def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
     assert type(names["ours"]) is DataEfficientGRPOTrainer
     assert len(pyplot.get_fignums()) == sum("plt.show()" in cell for cell in code) == 3
     pyplot.close("all")
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    command = re.search(r"`trl-dataeff (report .+?)`", text)[1]
+    assert main(command.split()) == 0
+
+
+def test_the_stored_outputs_of_the_notebook_are_those_of_its_settings():
+    cells = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    steps = int(re.search(r"^STEPS = (\d+)", code, re.M)[1])
+    batch_size = int(re.search(r'"per_device_train_batch_size": (\d+)', code)[1])
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = "".join("".join(output.get("text", "")) for output in outputs)
+    rollouts = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) rollouts", printed)]
+    assert rollouts == [steps * batch_size] * 2
 
 
 @pytest.mark.slow
@@ -219,6 +234,25 @@ def test_from_groups_to_a_predictor(kind, column, tmp_path, monkeypatch, capsys)
     predictor = load_predictor("out")
     assert '"embedding": "some/model"' in Path("out", "config.json").read_text()
     assert np.corrcoef(predictor.predict(E), P)[0, 1] > 0.7
+
+
+def test_too_few_groups_are_one_line(tmp_path, monkeypatch):
+    Dataset.from_dict({"prompt": [f"q{i}" for i in range(N)]}).to_json(tmp_path / "data.jsonl")
+    groups = save_groups(tmp_path / "a.parquet", steps=1)
+    options = ["--dataset", str(tmp_path / "data.jsonl"), "--embedding", "some/model", "--output", "out"]
+    monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options, "--groups", groups])
+    with pytest.raises(SystemExit, match="At least 20 are needed"):
+        runpy.run_path(SCRIPT, run_name="__main__")
+
+
+def test_every_example_is_in_the_index():
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)]+)\)", index))
+    files = {
+        path.relative_to(EXAMPLES).as_posix() for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)
+    }
+    assert files <= linked
+    assert all((EXAMPLES / name).exists() for name in linked)
 
 
 def test_groups_are_predicted_from_their_own_run(tmp_path):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import is_state_file, read_run
+from trl_dataeff.analysis.recorded import STATE_FILE, check_exists, is_state_file, read_logs, read_run
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.files import GROUPS_FILE, read_groups
 from trl_dataeff.utils import UserError, closest
@@ -74,6 +74,8 @@ def audit(
             cannot be found.
     """
     files = [Path(path).expanduser() for path in paths]
+    for file in files:
+        check_exists(file)
     try:
         return _audit_files(files, prompt, reward, step)
     except MemoryError as error:
@@ -337,10 +339,13 @@ def _audit_logs(path: Path) -> Audit:
     Args:
         path (`Path`): its `output_dir`, or a `trainer_state.json`.
     """
-    try:
-        run = read_run(path)
-    except UserError as error:
-        raise UserError(f"{error}{_hint_of_tables(path)}") from error
+    if not read_logs(path):
+        raise UserError(
+            f"{path} has nothing that `audit` reads. A run of this package has `{GROUPS_FILE}`; one of TRL has "
+            f"`{COMPLETIONS}` if it logged completions, and logs in the `{STATE_FILE}` of a checkpoint."
+            f"{_hint_of_tables(path)}"
+        )
+    run = read_run(path)
     steps, zero_variance = run.series("frac_reward_zero_std")
     if len(steps) == 0:
         raise UserError(

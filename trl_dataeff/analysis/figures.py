@@ -20,10 +20,13 @@ from trl_dataeff.utils import UserError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart: one per run, `C0`, `C1`, ...
 COLOURS = ["#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00"]
-GREYS = ("0.2", "0.45", "0.85", "0.65")
+#: What became of rollouts, with colours that differ from those of runs
+DESTINATIONS = {"trained": "#333333", "kept": "#f0e442", "dropped": "#bbbbbb"}
+#: Limits of the axis of a share, beyond [0, 1], because the frame would hide a line at its edge
+SHARE_LIMITS = (-0.03, 1.03)
 STYLE: Any = {"axes.prop_cycle": f"cycler('color', {COLOURS})", "font.size": 9, "text.parse_math": False}
 AXES = {"rollouts": "rollouts generated", "step": "optimizer steps"}
-#: Points of a curve: its running mean is over a 60th of it
+#: A curve of n logs is drawn as running means over n // POINTS * 2 + 1 of them
 POINTS = 60
 #: Two axes give one picture if no point is further from its place on the other axis than this share of the axis
 SAME_WITHIN = 0.02
@@ -132,20 +135,29 @@ def effective(runs: Sequence[RecordedRun], axes: Any) -> None:
     for i, run in enumerate(runs):
         steps, shares = run.effective_share()
         axes.plot(steps, running_mean(shares), color=f"C{i}")
-    axes.set(title="Effective groups", xlabel=AXES["step"], ylabel="share of generated groups", ylim=(0, 1))
+    axes.set(title="Effective groups", xlabel=AXES["step"], ylabel="share of generated groups", ylim=SHARE_LIMITS)
 
 
 def flow(runs: Sequence[RecordedRun], axes: Any) -> None:
-    """Draw a bar of completions for each run, by what became of them."""
+    """
+    Draw a bar of the completions that each run generated, by what became of them, and below it a hatched bar of those
+    that were trained on again.
+    """
     table = pd.DataFrame([where_rollouts_went(run) for run in runs])
-    left_ends = table.cumsum(axis=1) - table
-    for part, grey in zip(table, GREYS, strict=True):  # colours stand for runs
-        axes.barh(table.index, table[part], left=left_ends[part], label=part, color=grey)
+    destinations = table[list(DESTINATIONS)]
+    left_ends = destinations.cumsum(axis=1) - destinations
+    for name, colour in DESTINATIONS.items():
+        if table[name].any():
+            axes.barh(table.index, table[name], height=0.5, left=left_ends[name], label=name, color=colour)
+    if table["replayed"].any():
+        below = table.index + 0.36
+        hatched = {"color": "white", "edgecolor": "#333333", "hatch": "/////"}
+        axes.barh(below, table["replayed"], height=0.18, label="trained on again", **hatched)
     axes.set_yticks(table.index, [run.name for run in runs])
     axes.set(title="Where rollouts went", xlabel="completions")
     axes.invert_yaxis()
     # Below the bars, of which some are as dark as its letters
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(GREYS))
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(DESTINATIONS) + 1)
 
 
 def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
@@ -205,7 +217,8 @@ def running_mean(values: np.ndarray) -> np.ndarray:
         values (`np.ndarray` of shape `(n,)`): its values.
 
     Returns:
-        `np.ndarray` of shape `(n,)`: centred means over a `POINTS`-th of the values.
+        `np.ndarray` of shape `(n,)`: centred means over about a thirtieth of the values; the values themselves, if
+        they are fewer than `POINTS`.
     """
     width = len(values) // POINTS * 2 + 1
     rolling = pd.Series(values, dtype=float).rolling(width, center=True, min_periods=1)

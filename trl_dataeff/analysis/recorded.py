@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from trl_dataeff.utils import UserError, is_number, number_problem
 
 
 STATE_FILE = "trainer_state.json"
+#: Steps at each end of a run over which the reward in training is a mean: a step has few prompts
+STEPS_OF_AN_END = 5
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,13 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     if problem is not None:
         raise UserError(problem)
     folder = Path(path).expanduser()
+    check_exists(folder)
     if not folder.is_dir() and not is_state_file(folder):
         raise UserError(f"{path} is not a folder. Give the `output_dir` of a run, or its `{STATE_FILE}`.")
     run_file = folder / RUN_FILE
     about = _read_json(run_file) if run_file.exists() else {}
     is_ours = (folder / METRICS_FILE).exists()
-    lines = read_metrics(folder / METRICS_FILE) if is_ours else _log_history(folder)
+    lines = read_logs(folder)
     if not lines:
         raise UserError(
             f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's "
@@ -165,6 +169,29 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     groups_file = folder / GROUPS_FILE
     groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
     return RecordedRun(folder, about, logs, groups, name=folder.name)
+
+
+def check_exists(path: Path) -> None:
+    """Raise a `UserError` if there is nothing at a path."""
+    if not path.exists():
+        raise UserError(f"There is no file or folder {str(path)!r}.")
+
+
+def read_logs(path: Path) -> list[dict[str, Any]]:
+    """
+    Read what a run has logged.
+
+    Args:
+        path (`Path`): its `output_dir`; of plain TRL also a checkpoint, or its `trainer_state.json`.
+
+    Returns:
+        `list[dict[str, Any]]`: the logs, in order; empty if there are none.
+
+    Raises:
+        [`UserError`]: a file is corrupt.
+    """
+    metrics = path / METRICS_FILE
+    return read_metrics(metrics) if metrics.exists() else _log_history(path)
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:
@@ -249,10 +276,10 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts dropped": _formatted(last.get(f"{PREFIX}rollouts_discarded"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
         "tokens of the update": _formatted(_share_computed(run), ".0%", " of TRL's"),
-        "hours": _formatted(_hours(run), ".2f"),
+        "time": _duration(run),
     }
     # The reward in training is one of selected prompts, of which a step has few
-    known["reward in training"] = "" if run.held_out else _ends(run, "reward")
+    known["reward in training"] = "" if run.held_out else _ends(run, "reward", STEPS_OF_AN_END)
     known["held-out reward"] = _ends(run, run.held_out)
     return known
 
@@ -278,18 +305,40 @@ def _share_computed(run: RecordedRun) -> float | None:
     return float(1 - saved.mean()) if len(saved) > 0 else None
 
 
-def _hours(run: RecordedRun) -> float | None:
-    """Hours of training by the mean time of a step, since plain TRL logs no other times; `None` without one."""
-    steps, seconds = run.series("step_time")
+def _duration(run: RecordedRun) -> str:
+    """The time of training by the mean time of a step, since plain TRL logs no other times; empty without one."""
+    steps, seconds_per_step = run.series("step_time")
     if len(steps) == 0:
-        return None
-    return float(seconds.mean() * steps[-1] / 3600)
-
-
-def _ends(run: RecordedRun, metric: str) -> str:
-    """Means of the first and the last tenth of a metric; empty without it."""
-    _, values = run.series(metric)
-    if len(values) == 0:
         return ""
-    tenth = max(1, len(values) // 10)
-    return f"{values[:tenth].mean():.3f} to {values[-tenth:].mean():.3f}"
+    seconds = seconds_per_step.mean() * steps[-1]
+    minutes = seconds / 60
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    if round(minutes) < 60:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:,.1f} h"
+
+
+def _ends(run: RecordedRun, metric: str, least_steps: int = 1) -> str:
+    """
+    Show how a metric began and ended.
+
+    Args:
+        run ([`RecordedRun`]): the run.
+        metric (`str`): name of the metric.
+        least_steps (`int`, *optional*, defaults to 1): optimizer steps that each of the two means covers at least.
+
+    Returns:
+        `str`: means of the first and the last tenth; empty without the metric, or if means over several steps would
+        overlap.
+    """
+    steps, values = run.series(metric)
+    num_logs = len(values)
+    if num_logs == 0:
+        return ""
+    steps_per_log = steps[-1] / num_logs
+    least_logs = math.ceil(least_steps / steps_per_log)
+    count = max(least_logs, num_logs // 10)
+    if least_steps > 1 and 2 * count > num_logs:  # a single evaluation is shown
+        return ""
+    return f"{values[:count].mean():.3f} to {values[-count:].mean():.3f}"

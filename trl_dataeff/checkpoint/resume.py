@@ -250,7 +250,8 @@ def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]
             others = len(prompt_ids) - len(named)
             more = f" and {others} more" if others else ""
             error.add_note(f"The last prompts of this process were the dataset's rows {named}{more}.")
-        how = run.how_to_resume("After fixing the cause, resume")
+        is_interrupted = isinstance(error, KeyboardInterrupt)
+        how = run.how_to_resume("Resume" if is_interrupted else "After fixing the cause, resume")
         if how and not isinstance(error, (CheckpointError, NothingScoredError)):
             error.add_note(how)
         raise

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
+from trl_dataeff.cli.help import USAGE
+from trl_dataeff.cli.main import shipped_recipes
 from trl_dataeff.cli.options import launch_parser
 from trl_dataeff.cli.parser import read
 from trl_dataeff.cli.recipe_file import Recipe
@@ -40,16 +42,24 @@ def run(argv: list[str]) -> int:
 
     Args:
         argv (`list[str]`):
-            What follows `trl-dataeff grpo`. Nothing prints the help.
+            What follows `trl-dataeff grpo`.
 
     Returns:
         `int`: Exit code.
+
+    Raises:
+        UserError: If nothing follows, or something in it is unknown or wrong.
     """
+    if not argv:
+        raise UserError(
+            f"There is nothing to train: give a recipe or fields, as in {USAGE}. `trl-dataeff recipes list` names "
+            "recipes, and `trl-dataeff grpo --help` lists the fields."
+        )
     set_by_launchers = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
     is_launched = any(name in os.environ for name in set_by_launchers)
     if not is_launched:
         # First without looking at the machine: what is wrong with the recipe is said once, before processes start
-        command = read(argv or ["--help"], portable=True)
+        command = read(argv, portable=True)
         for warning in command.recipe.warnings:
             print(f"trl-dataeff: warning: {warning}", file=sys.stderr)
         check(command.arguments, command.recipe)
@@ -100,9 +110,12 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     say = trainer.accelerator.print
     try:
         trainer.train(resume_from_checkpoint=checkpoint_of(training))
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         if trainer.stopped_by is not None:
             trainer.accelerator.end_training()
+        elif trainer.is_world_process_zero():
+            how = getattr(error, "__notes__", ["This run has no checkpoint to resume from."])
+            print(f"trl-dataeff: stopped after step {trainer.state.global_step}. {how[-1]}", file=sys.stderr)
         raise
     say("✅ Training completed.")
     trainer.save_model(training.output_dir)
@@ -191,6 +204,7 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     if model.startswith((".", "/")) and not os.path.isdir(model):
         problems.append(
             f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id."
+            f"{_where_needs_are_said(recipe)}"
         )
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
@@ -202,6 +216,13 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     problems += _missing_gpu(training)  # of which no line of the recipe is the cause
     if problems:
         raise UserError(*problems)
+
+
+def _where_needs_are_said(recipe: Recipe | None) -> str:
+    """Name the command that prints what a recipe of the package needs; empty for another one."""
+    path = recipe.path if recipe is not None else None
+    names = [name for name, shipped in shipped_recipes().items() if shipped == path]
+    return "".join(f" `trl-dataeff recipes show {name}` says how to make it." for name in names)
 
 
 def _missing_trackers(training: DataEfficientGRPOConfig) -> Iterator[str]:
@@ -329,6 +350,9 @@ def launch(launch_args: list[str], command: list[str]) -> int:
 
     Returns:
         `int`: Exit code: 143, 137 or 130 if SIGTERM, SIGKILL or Ctrl-C ended a process, 1 if one failed.
+
+    Raises:
+        UserError: If the options do not fit together, or need a package that is not installed, such as DeepSpeed.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -339,6 +363,8 @@ def launch(launch_args: list[str], command: list[str]) -> int:
         launcher.simple_launcher = _become
     try:
         launcher.launch_command(args)
+    except (ImportError, ValueError) as error:  # of accelerate, before it starts processes
+        raise UserError(f"`accelerate launch` cannot start the run: {error}") from error
     except subprocess.CalledProcessError:  # the process has said on stderr what was wrong
         return 1
     except SignalException as error:  # torchrun has passed it on, and waited
@@ -357,6 +383,13 @@ def _become(args: Namespace) -> None:
     """Replace this process by the only one that `accelerate launch` would start, so that signals reach it."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+    if args.num_processes > 1 and args.mpirun_hostfile is None:
+        print(
+            f"trl-dataeff: warning: `num_processes` is {args.num_processes}, and `accelerate launch` starts a single "
+            "process, because this machine has fewer than two GPUs. To start them on the CPU, add --multi_gpu "
+            "--use_cpu true.",
+            file=sys.stderr,
+        )
     command, environment = prepare_simple_launcher_cmd_env(args)
     sys.stdout.flush()
     sys.stderr.flush()

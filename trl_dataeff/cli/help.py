@@ -11,6 +11,7 @@ from trl import GRPOConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
+from trl_dataeff.cli.main import ParagraphHelpFormatter
 from trl_dataeff.config import DataEfficientGRPOConfig
 
 
@@ -28,8 +29,9 @@ examples:
   trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20
 
   # your own data, without a recipe: a file with the columns `prompt` and `answer`
-  trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
-      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
+  trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\
+      --dataset_name train.jsonl --prompt_as_chat --reward_funcs numeric_answer_reward \\
+      --use_peft --lora_dropout 0 --output_dir out
 """
 _OPTIONS = ("help", "config")
 
@@ -60,7 +62,7 @@ def _last_name(reference: re.Match[str]) -> str:
     return f"`{name}`"
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, ParagraphHelpFormatter):
     """Shows help texts as plain text, with their defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

@@ -14,11 +14,12 @@ import math
 import os
 import signal
 import sys
+import textwrap
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from trl_dataeff.utils import UserError, __version__, closest, terminal_width
+from trl_dataeff.utils import UserError, __version__, closest, listed, terminal_width
 
 
 DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
@@ -34,7 +35,8 @@ PATH is the output_dir of a run, or JSON or Parquet files of another trainer, wi
 
 examples:
   trl-dataeff audit out
-  trl-dataeff audit rollouts.jsonl --prompt_column question --reward_column score --step_column iteration
+  trl-dataeff audit rollouts.jsonl --prompt_column question \\
+      --reward_column score --step_column iteration
 """
 REPORT = "Show what one or several runs did: a table, and with --figure a figure."
 REPORT_EXAMPLES = """\
@@ -43,8 +45,21 @@ their share of effective groups counts batches.
 
 examples:
   trl-dataeff report out
-  trl-dataeff report out/default out/grpo --rollouts_per_step 64 --figure comparison.png
+  trl-dataeff report out/default out/grpo --rollouts_per_step 64 \\
+      --figure comparison.png
 """
+
+
+class ParagraphHelpFormatter(RawDescriptionHelpFormatter):
+    """Wraps the paragraphs of a description, and keeps those with indented lines, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            is_listing = "\n  " in paragraph
+            wrapped = textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
+            paragraphs.append(paragraph if is_listing else wrapped)
+        return "\n\n".join(paragraphs)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -111,7 +126,7 @@ def _run(command: str, arguments: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        "trl-dataeff", description=DESCRIPTION, epilog=START, formatter_class=RawDescriptionHelpFormatter
+        "trl-dataeff", description=DESCRIPTION, epilog=START, formatter_class=ParagraphHelpFormatter
     )
     parser.add_argument("-V", "--version", action="version", version=f"trl-dataeff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
@@ -126,7 +141,7 @@ def _parser() -> ArgumentParser:
         help="show how much of a run carried no gradient",
         description=AUDIT,
         epilog=AUDIT_EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=ParagraphHelpFormatter,
     )
     audit.set_defaults(run=print_audit)
     audit.add_argument("path", nargs="+", metavar="PATH", help="folder or files of one run")
@@ -147,7 +162,7 @@ def _parser() -> ArgumentParser:
         help="show what runs did",
         description=REPORT,
         epilog=REPORT_EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=ParagraphHelpFormatter,
     )
     report.set_defaults(run=print_report)
     report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
@@ -234,9 +249,13 @@ def find_recipe(name: str) -> Path:
     if shipped_name in shipped:
         return shipped[shipped_name]
     siblings = [str(sibling) for sibling in path.parent.glob("*.yaml")]
+    of_method = [full_name for full_name in shipped if full_name.endswith(f"/{shipped_name}")]
+    advice = closest(name, [*siblings, *shipped])
+    if of_method:
+        advice = f" Give the full name: {listed(of_method)}."
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the "
-        f"package (`trl-dataeff recipes list`).{closest(name, [*siblings, *shipped])}"
+        f"package (`trl-dataeff recipes list`).{advice}"
     )
 
 

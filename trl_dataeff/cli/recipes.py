@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trl_dataeff.cli.main import find_recipe, shipped_recipes
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, terminal_width
+
+
+#: Characters of a line at most, in a wide terminal too
+LONGEST_LINE = 100
 
 
 def run(argv: list[str]) -> int:
@@ -111,9 +115,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(args: argparse.Namespace) -> None:
+    width = min(terminal_width() or LONGEST_LINE, LONGEST_LINE)
     for name, path in shipped_recipes().items():
         print(name)
-        print(textwrap.fill(description_of(path), 100, initial_indent="    ", subsequent_indent="    "))
+        print(textwrap.fill(description_of(path), width, initial_indent="    ", subsequent_indent="    "))
     print()
     print("Train with one:   trl-dataeff grpo --config NAME")
     print("Change one first: trl-dataeff recipes copy NAME")

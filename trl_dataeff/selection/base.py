@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -272,8 +273,13 @@ def _selector_class(name: str) -> type[Selector]:
         )
     try:
         cls = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"The selector {name!r} cannot be imported (`selection`): there is no module {error.name!r}, neither "
+            f"installed nor in {os.getcwd()} nor in PYTHONPATH."
+        ) from error
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"The selector {name!r} cannot be imported: {error}.") from error
+        raise ValueError(f"The selector {name!r} cannot be imported (`selection`): {error}.") from error
     if not isinstance(cls, type) or not issubclass(cls, Selector):
         raise ValueError(f"{name} is {cls!r}; `selection` takes a subclass of `trl_dataeff.Selector`.")
     return cls
