@@ -25,9 +25,9 @@ from benchmarks.lab.train import RunSpec
 from benchmarks.savings import (
     Settings,
     by_setting,
+    decision_table,
     group_sizes_table,
     kinds_table,
-    rivals_table,
     savings_table,
     summary_table,
 )
@@ -43,8 +43,6 @@ PAGES = (
     ROOT / "docs" / "update.md",
     ROOT / "benchmarks" / "RESULTS.md",
 )
-#: By which the default is chosen
-RIVALS = (("default", "selection"), ("share", "default"), ("selection", "compact"), ("default", "compact"))
 UPDATES = update.RESULTS / "cpu.jsonl"
 #: Which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {
@@ -134,7 +132,7 @@ def suites() -> dict[str, Settings]:
 TABLES: dict[str, Callable[[], str]] = {
     "time": lambda: summary_table(suites(), TIME),
     "rollouts": lambda: summary_table(suites(), "rollouts"),
-    "rivals": lambda: rivals_table(suites(), RIVALS),
+    "decision": lambda: decision_table(suites()),
     "savings": lambda: savings_table(by_setting(runs_of_study("time"))),
     "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -154,52 +155,36 @@ def summary_table(suites: Mapping[str, Settings], x: str) -> str:
     return tables.markdown(["method", *suites], rows)
 
 
-def rivals_table(suites: Mapping[str, Settings], pairs: Sequence[tuple[str, str]]) -> str:
-    """A table by which the default is chosen: the CPU time of one method as a share of another's.
+def decision_table(suites: Mapping[str, Settings]) -> str:
+    """A table by which the default is chosen: the CPU time of each method to plain GRPO's end, at its best rate.
 
     Args:
         suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
-        pairs (`Sequence[tuple]`): A method and the one that it is compared with, each at its best rate.
 
     Returns:
-        A row for each pair, with the ratio of their times to plain GRPO's end in each suite, paired by seed, with 95 %
-        intervals; and the geometric mean of these ratios.
+        A row for each method, with the median over seeds in each suite, as a share of what plain GRPO needed, and the
+        geometric mean of these medians. A run that does not arrive needs infinite time.
     """
     rows = []
-    for method, other in pairs:
-        middles = []
-        cells = []
+    for method in SUMMARIZED:
+        medians = []
         for own in suites.values():
-            shares = paired_shares(own, method, other)
-            cells.append(tables.ratio(shares))
-            middles.append(geometric_mean(shares)[0])
-        rows.append([tables.title(method), tables.title(other), *cells, tables.ratio([geometric_mean(middles)[0]])])
-    return tables.markdown(["method", "in the time of", *suites, "geometric mean"], rows)
-
-
-def paired_shares(settings: Settings, method: str, other: str) -> list[float]:
-    """The times of a method's runs to plain GRPO's end, as shares of those of another's runs with the same seeds."""
-    needs = _times(best_of(method, settings), settings)
-    needs_of_other = _times(best_of(other, settings), settings)
-    return [need / needs_of_other[seed] for seed, need in needs.items() if seed in needs_of_other]
-
-
-def _times(runs: Iterable[Curve], settings: Settings) -> dict[int, float]:
-    """The CPU time of runs to plain GRPO's end, as a share of what that needed, by seed."""
-    baseline = best_of(BASELINE, settings)
-    times = {}
-    for run in runs:
-        found = ratios([run], baseline, TIME)
-        if found:
-            times[run.seed] = found[0]
-    return times
+            medians.append(median(ratios(best_of(method, own), best_of(BASELINE, own), TIME)))
+        over_suites = math.exp(sum(math.log(value) for value in medians) / len(medians))
+        rows.append([tables.title(method), *(f"{value:.2f}" for value in [*medians, over_suites])])
+    return tables.markdown(["method", *suites, "geometric mean"], rows)
 
 
 def percent(shares: Sequence[float]) -> str:
-    """The geometric mean of shares with its 95 % interval; or how many of the runs did not arrive."""
+    """
+    The geometric mean of shares with its 95 % interval. Where runs did not arrive: the median, and how many did; the
+    latter alone if that is not half of them.
+    """
     late = sum(math.isinf(share) for share in shares)
     if late:
-        return f"not in {late} of {len(shares)}"
+        arrived = f"{len(shares) - late} of {len(shares)} arrive"
+        middle = median(shares)
+        return arrived if math.isinf(middle) else f"{100 * middle:.0f} %; {arrived}"
     middle, low, high = geometric_mean([100 * share for share in shares])
     if len(shares) < tables.FEWEST_FOR_AN_INTERVAL:
         return f"{middle:.0f} %"
