@@ -132,11 +132,7 @@ def test_the_studies_have_each_run_once_seed_by_seed():
         "trials": 32,
         "time": 60,
         "groups": 30,
-        "methods": 120,
-        "best": 58,
-        "pools": 480,
         "conditions": 100,
-        "rates": 20,
         "text": 20,
     }
     assert STUDIES.keys() == expected.keys()
