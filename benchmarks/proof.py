@@ -122,7 +122,7 @@ def suites() -> dict[str, Settings]:
     """The runs that show what methods need to reach plain GRPO's end, by suite."""
     return {
         "synthetic": by_setting(runs_of_study("time")),
-        "pretrained, short questions": pretrained_runs("mixed"),
+        "pretrained": pretrained_runs("mixed"),
     }
 
 

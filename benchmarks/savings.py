@@ -139,19 +139,11 @@ def summary_table(suites: Mapping[str, Settings], x: str) -> str:
 
     Returns:
         What a method needs of `x` to reach plain GRPO's end, each at its best rate, in percent of what that needed.
-        The last row is of the default at plain GRPO's rate.
     """
     rows = []
     for method in SUMMARIZED:
         cells = [percent(ratios(best_of(method, own), best_of(BASELINE, own), x)) for own in suites.values()]
         rows.append([tables.title(method), *cells])
-    cells = []
-    for own in suites.values():
-        baseline = best_of(BASELINE, own)
-        rate = baseline[0].learning_rate
-        at_its_rate = {setting: runs for setting, runs in own.items() if setting.rate == rate}
-        cells.append(percent(ratios(best_of("default", at_its_rate), baseline, x)))
-    rows.append(["default, at plain GRPO's learning rate", *cells])
     return tables.markdown(["method", *suites], rows)
 
 
@@ -182,9 +174,9 @@ def percent(shares: Sequence[float]) -> str:
     """
     late = sum(math.isinf(share) for share in shares)
     if late:
-        arrived = f"{len(shares) - late} of {len(shares)} arrive"
+        arrived = f"{len(shares) - late} of {len(shares)} runs"
         middle = median(shares)
-        return arrived if math.isinf(middle) else f"{100 * middle:.0f} %; {arrived}"
+        return arrived if math.isinf(middle) else f"{100 * middle:.0f} % ({arrived})"
     middle, low, high = geometric_mean([100 * share for share in shares])
     if len(shares) < tables.FEWEST_FOR_AN_INTERVAL:
         return f"{middle:.0f} %"
@@ -245,8 +237,8 @@ def group_sizes_table(settings: Settings, target: float) -> str:
         "completions of a group",
         "groups a step",
         "seeds",
-        f"plain GRPO: rollouts to {target:g}",
-        f"default: rollouts to {target:g}",
+        f"plain GRPO: rollouts to accuracy {target:g}",
+        f"default: rollouts to accuracy {target:g}",
         "plain GRPO: end",
         "default: end",
     ]

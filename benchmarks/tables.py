@@ -13,7 +13,7 @@ from benchmarks.curves import band, geometric_mean
 #: What methods are called in tables; others go by their names
 TITLES = {
     "uniform": "plain GRPO",
-    "compact": "plain GRPO, compact update",
+    "compact": "plain GRPO, faster update",
     "default": "default",
     "selection": "selection alone",
     "fill": "replay alone",
