@@ -35,7 +35,7 @@ from benchmarks.smollm2.train import Spec, planned, run
 RUNS = Path(__file__).resolve().parent / "results" / "gpu.jsonl"
 METHODS = ("uniform", "selection", "default")
 SEEDS = (41, 42, 43, 44, 45)
-#: On a CPU, plain GRPO was best at 2e-3 in 38 steps of *gym*; of *mixed* at 2e-3 in 16 steps, and at 2.5e-4 in 150
+#: Plain GRPO's best in 38 steps on a CPU
 RATES = {"mixed": 1e-3, "gym": 2e-3}
 ROLLOUTS = 2400  # of a run
 REPETITIONS = 5  # of an update
