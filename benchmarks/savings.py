@@ -28,6 +28,7 @@ HEADER = [
 ]
 
 
+#: Methods of the summary, in its order
 SUMMARIZED = ("compact", "selection", "default", "share")
 
 
@@ -188,7 +189,7 @@ def kinds_table(settings: Settings, methods: Sequence[str]) -> str:
 
     Args:
         settings (`Settings`): Runs of one suite, see [`by_setting`]. Their first row is of the initial model.
-        methods (`Sequence[str]`): They are compared with plain GRPO with the compact update, each at its best rate.
+        methods (`Sequence[str]`): They are compared with plain GRPO with the faster update, each at its best rate.
 
     Returns:
         The success of a kind at the start and where plain GRPO ends, and by how much each method ends above that,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 #: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors
-FORMAT = 2
+FORMAT = 3
 #: Rows of a dataset that are read and hashed at a time. Another number gives other hashes
 _ROWS = 1024
 

@@ -130,17 +130,18 @@ class Gym:
         questions_at_once = ROWS // samples
         for start in range(0, len(scores), questions_at_once):
             chosen = by_length[start : start + questions_at_once]
-            texts = self._completions(model, tokenizer, [self.held_out[i] for i in chosen], samples, **sampling)
+            texts = self.completions(model, tokenizer, [self.held_out[i] for i in chosen], samples, **sampling)
             for place, text in enumerate(texts):
                 i = chosen[place // samples]
                 scores[i] += self.score(text, self.held_out[i]) / samples
         return scores
 
-    def _completions(self, model, tokenizer, questions: list[Asked], samples: int, **sampling: Any) -> list[str]:
+    def completions(self, model, tokenizer, questions: list[Asked], samples: int, **sampling: Any) -> list[str]:
         """So many completions of each question. Its prompt is computed once."""
         texts = [self.text_of(asked, tokenizer) for asked in questions]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
-        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        ids = inputs["input_ids"]
+        mask = inputs["attention_mask"]
         # All but the last token: `generate` computes that itself
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
         known = model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, logits_to_keep=1)

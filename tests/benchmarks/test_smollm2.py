@@ -158,7 +158,7 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
     texts = ["1+1=", "12+3+4=", "2="]
     asked = [Asked(text, "sums", {}) for text in texts]
     with torch.no_grad():
-        found = Gym()._completions(model, tokenizer, asked, 2, do_sample=False)
+        found = Gym().completions(model, tokenizer, asked, 2, do_sample=False)
         expected = []
         for text in texts:
             inputs = tokenizer(text, return_tensors="pt")

@@ -28,7 +28,8 @@ def test_a_model_is_rounded_otherwise_within_the_context_alone(dtype):
         changed = logits(model)
     assert not torch.equal(changed, expected)
     assert torch.equal(logits(model), expected)
-    before, after = embeddings[0].double(), embeddings[2].double()
+    before = embeddings[0].double()
+    after = embeddings[2].double()
     assert (after / before - 1).abs().max() <= 1.5 * torch.finfo(dtype).eps
     with pytest.raises(KeyError), embeddings_rounded_otherwise(model, dtype):
         raise KeyError

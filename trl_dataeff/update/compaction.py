@@ -460,7 +460,7 @@ class UpdateCompactor:
         is_token = whole["completion_mask"] != 0
         if _shows_difference(name, deal, lengths) == 0:
             is_token = torch.zeros_like(is_token)
-        return _sums(found, otherwise_rounded, expected, is_token)
+        return _evidence_of(found, otherwise_rounded, expected, is_token)
 
     def _passes(self, name: str, found: Evidence) -> bool:
         """Whether this update may leave a part out, by all evidence so far. If that suffices, the verdict lasts."""
@@ -490,7 +490,7 @@ class UpdateCompactor:
             )
 
 
-def _sums(
+def _evidence_of(
     found: torch.Tensor, otherwise_rounded: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor
 ) -> torch.Tensor:
     """

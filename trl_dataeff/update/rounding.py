@@ -15,8 +15,8 @@ import torch
 from trl import GRPOTrainer
 
 
-#: How many times the measured effect of rounding counts as rounding. Exact parts change log-probs by up to 1.3 times
-#: as much, in the mean over 64 tokens
+#: How many times the measured effect of rounding counts as rounding. Exact parts change log-probs by about
+#: as much as that
 TOLERATED_EFFECTS = 2.0
 #: Mean difference of log-probs that counts as rounding in any model, and the largest that does
 LEAST_TOLERANCE = 1e-4
