@@ -37,8 +37,8 @@ class Part(NamedTuple):
     rollouts: int = 2400  # planned
 
 
-def _trials(pool: str, rates: Iterable[float]) -> list[Part]:
-    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every=800) for rate in rates]
+def _trials(pool: str, rates: Iterable[float], eval_every: int = 800) -> list[Part]:
+    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every) for rate in rates]
 
 
 STUDY = (
@@ -51,6 +51,7 @@ STUDY = (
         {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "default": 1e-3, "share": 5e-4},
         range(41, 46),
     ),
+    *_trials("gym", (1e-3, 2e-3), eval_every=1200),
 )
 
 

@@ -12,12 +12,14 @@ A prompt is a question of the library with its answer, always the same for a tas
 
 from __future__ import annotations
 
+import copy
 import importlib
 import random
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from transformers import Cache
 
 from benchmarks.smollm2.questions import END_OF_LINE, reasoning_gym
 
@@ -48,6 +50,14 @@ class Asked(NamedTuple):
     prompt: str
     kind: str
     entry: dict[str, Any]
+
+
+class Computed(NamedTuple):
+    """Prompts that the model has read, padded on the left."""
+
+    ids: torch.Tensor  # (N, P)
+    mask: torch.Tensor  # (N, P)
+    cache: Cache  # of all but the last position
 
 
 class Gym:
@@ -108,11 +118,9 @@ class Gym:
         """
         Mean score on the held-out questions: of samples, which are drawn alike each time, and greedy.
         """
-        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         with torch.random.fork_rng():
             torch.manual_seed(HELD_OUT_SEED)
-            sampled = self._scores(model, tokenizer, self.samples, **sampling)
-        greedy = self._scores(model, tokenizer, 1, do_sample=False)
+            sampled, greedy = self._scores(model, tokenizer)
         by_kind: dict[str, list[float]] = {kind: [] for kind in self.tasks}
         for question, value in zip(self.held_out, sampled, strict=True):
             by_kind[question.kind].append(value)
@@ -122,22 +130,37 @@ class Gym:
             "accuracy_by_kind": {kind: sum(scores) / len(scores) for kind, scores in by_kind.items()},
         }
 
-    def _scores(self, model, tokenizer, samples: int, **sampling: Any) -> list[float]:
-        """The mean score of each held-out question."""
-        scores = [0.0] * len(self.held_out)
+    def _scores(self, model, tokenizer) -> tuple[list[float], list[float]]:
+        """Of each held-out question, the mean score of its samples, and the score of its greedy completion."""
+        sampled = [0.0] * len(self.held_out)
+        greedy = [0.0] * len(self.held_out)
         # Prompts of similar length together, for less padding
-        by_length = sorted(range(len(scores)), key=lambda i: len(self.held_out[i].prompt))
-        questions_at_once = ROWS // samples
-        for start in range(0, len(scores), questions_at_once):
+        by_length = sorted(range(len(self.held_out)), key=lambda i: len(self.held_out[i].prompt))
+        questions_at_once = ROWS // self.samples
+        for start in range(0, len(by_length), questions_at_once):
             chosen = by_length[start : start + questions_at_once]
-            texts = self.completions(model, tokenizer, [self.held_out[i] for i in chosen], samples, **sampling)
+            questions = [self.held_out[i] for i in chosen]
+            computed = self.compute_prompts(model, tokenizer, questions)
+            texts = self.completions(
+                model,
+                tokenizer,
+                computed,
+                self.samples,
+                do_sample=True,
+                temperature=self.temperature,
+                top_k=0,
+                top_p=1.0,
+            )
             for place, text in enumerate(texts):
-                i = chosen[place // samples]
-                scores[i] += self.score(text, self.held_out[i]) / samples
-        return scores
+                i = chosen[place // self.samples]
+                sampled[i] += self.score(text, self.held_out[i]) / self.samples
+            texts = self.completions(model, tokenizer, computed, 1, do_sample=False)
+            for i, text in zip(chosen, texts, strict=True):
+                greedy[i] = self.score(text, self.held_out[i])
+        return sampled, greedy
 
-    def completions(self, model, tokenizer, questions: list[Asked], samples: int, **sampling: Any) -> list[str]:
-        """So many completions of each question. Its prompt is computed once."""
+    def compute_prompts(self, model, tokenizer, questions: list[Asked]) -> Computed:
+        """What is computed once for all completions of these questions."""
         texts = [self.text_of(asked, tokenizer) for asked in questions]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
         ids = inputs["input_ids"]
@@ -145,16 +168,20 @@ class Gym:
         # All but the last token: `generate` computes that itself
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
         known = model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, logits_to_keep=1)
-        cache = known.past_key_values
+        return Computed(ids, mask, known.past_key_values)
+
+    def completions(self, model, tokenizer, prompts: Computed, samples: int, **sampling: Any) -> list[str]:
+        """So many completions of each prompt, those of a prompt in a row."""
+        cache = copy.deepcopy(prompts.cache)
         cache.batch_repeat_interleave(samples)
         generated = model.generate(
-            input_ids=ids.repeat_interleave(samples, dim=0),
-            attention_mask=mask.repeat_interleave(samples, dim=0),
+            input_ids=prompts.ids.repeat_interleave(samples, dim=0),
+            attention_mask=prompts.mask.repeat_interleave(samples, dim=0),
             past_key_values=cache,
             max_new_tokens=self.max_completion,
             **sampling,
         )
-        return tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
+        return tokenizer.batch_decode(generated[:, prompts.ids.shape[1] :], skip_special_tokens=True)
 
     def _questions(self, seed: int, of_a_task: int, without: set[str]) -> list[Asked]:
         """So many different questions of each task, none of them with a prompt in `without`."""

@@ -155,10 +155,13 @@ def test_steps_are_those_that_the_rollouts_take():
 def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
     model = tiny_model().eval()
     tokenizer = tiny_tokenizer()
+    gym = Gym()
     texts = ["1+1=", "12+3+4=", "2="]
     asked = [Asked(text, "sums", {}) for text in texts]
     with torch.no_grad():
-        found = Gym().completions(model, tokenizer, asked, 2, do_sample=False)
+        computed = gym.compute_prompts(model, tokenizer, asked)
+        found = gym.completions(model, tokenizer, computed, 2, do_sample=False)
+        found_again = gym.completions(model, tokenizer, computed, 1, do_sample=False)
         expected = []
         for text in texts:
             inputs = tokenizer(text, return_tensors="pt")
@@ -167,3 +170,4 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
             expected += [completion, completion]
     assert len(set(expected)) > 1
     assert found == expected
+    assert found_again == expected[::2], "they do not change what is computed"
