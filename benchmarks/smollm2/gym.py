@@ -167,7 +167,13 @@ class Gym:
         mask = inputs["attention_mask"]
         # All but the last token: `generate` computes that itself
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
-        known = model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, logits_to_keep=1)
+        known = model(
+            ids[:, :-1],
+            attention_mask=mask[:, :-1],
+            position_ids=positions,
+            logits_to_keep=1,
+            use_cache=True,  # the trainer turns it off
+        )
         return Computed(ids, mask, known.past_key_values)
 
     def completions(self, model, tokenizer, prompts: Computed, samples: int, **sampling: Any) -> list[str]:

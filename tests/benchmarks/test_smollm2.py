@@ -154,6 +154,7 @@ def test_steps_are_those_that_the_rollouts_take():
 
 def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
     model = tiny_model().eval()
+    model.config.use_cache = False  # as the trainer leaves it
     tokenizer = tiny_tokenizer()
     gym = Gym()
     texts = ["1+1=", "12+3+4=", "2="]
@@ -165,7 +166,7 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
         expected = []
         for text in texts:
             inputs = tokenizer(text, return_tensors="pt")
-            ids = model.generate(**inputs, max_new_tokens=Gym.max_completion, do_sample=False)
+            ids = model.generate(**inputs, max_new_tokens=Gym.max_completion, do_sample=False, use_cache=True)
             completion = tokenizer.decode(ids[0, inputs["input_ids"].size(1) :], skip_special_tokens=True)
             expected += [completion, completion]
     assert len(set(expected)) > 1
