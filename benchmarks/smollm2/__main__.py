@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="runs of your own choice")
     run.add_argument("--methods", nargs="+", default=["uniform", "default"], help="`default,replay=off` sets a field")
-    run.add_argument("--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym, worked")
+    run.add_argument(
+        "--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym, worked, solutions"
+    )
     run.add_argument("--seeds", nargs="+", type=int, default=[100])
     run.add_argument("--learning-rate", type=float, default=2e-3)
     run.add_argument("--rollouts", type=int, default=1024, help="end with the step that reaches them (default: 1024)")
@@ -207,7 +209,7 @@ def describe_pools(seed: int = 0) -> str:
 
     Returns:
         By kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
-        `learnable`; and the score on the held-out questions of `gym` and `worked`.
+        `learnable`; and the score on the held-out questions of `gym`, `worked` and `solutions`.
     """
     from benchmarks.smollm2.pools import POOLS, Pool
     from benchmarks.smollm2.train import load

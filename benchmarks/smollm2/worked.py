@@ -25,35 +25,33 @@ class Example(NamedTuple):
     solution: str
 
 
-EXAMPLES = {
-    "chain_sum": Example(
-        "State the final answer to the following arithmetic problem: 8 + 7 - 4 + 9 =",
-        "We go from left to right.\nFirst, 8 + 7 = 15.\nThen, 15 - 4 = 11.\nThen, 11 + 9 = 20.\nAnswer: 20",
-    ),
-    "gsm_symbolic": Example(
-        "Sophia sliced an apple into 33 pieces. She ate 3 slice, her cousin ate 5 more than her, and her friend ate "
-        "10 more than her cousin. How many slices of apple did they all eat? Give the result as your final answer. Do "
-        "not include units.",
-        "Her cousin ate 3 + 5 = 8 slices.\nHer friend ate 8 + 10 = 18 slices.\n"
-        "They ate a total of 3 + 8 + 18 = 29 slices.\nAnswer: 29",
-    ),
-    "products": Example(
-        "Solve the following multiplication: 23 * 14. Give only the result as your final answer.",
-        "23 * 14 = 23 * 10 + 23 * 4.\n23 * 10 = 230.\n23 * 4 = 92.\n230 + 92 = 322.\nAnswer: 322",
-    ),
-    "simple_equations": Example(
-        "Solve for x: 3*x + 4 = 19",
-        "We subtract 4 from both sides: 3*x = 19 - 4 = 15.\nWe divide both sides by 3: x = 15 / 3 = 5.\nAnswer: 5",
-    ),
-}
-
-
 class Worked(Gym):
     """
     Questions with worked solutions of up to 256 tokens: some that the model solves at times, and `gsm_symbolic`, whose
     solutions are longest and hardly ever right.
     """
 
+    examples: ClassVar[dict[str, Example]] = {
+        "chain_sum": Example(
+            "State the final answer to the following arithmetic problem: 8 + 7 - 4 + 9 =",
+            "We go from left to right.\nFirst, 8 + 7 = 15.\nThen, 15 - 4 = 11.\nThen, 11 + 9 = 20.\nAnswer: 20",
+        ),
+        "gsm_symbolic": Example(
+            "Sophia sliced an apple into 33 pieces. She ate 3 slice, her cousin ate 5 more than her, and her friend "
+            "ate 10 more than her cousin. How many slices of apple did they all eat? Give the result as your final "
+            "answer. Do not include units.",
+            "Her cousin ate 3 + 5 = 8 slices.\nHer friend ate 8 + 10 = 18 slices.\n"
+            "They ate a total of 3 + 8 + 18 = 29 slices.\nAnswer: 29",
+        ),
+        "products": Example(
+            "Solve the following multiplication: 23 * 14. Give only the result as your final answer.",
+            "23 * 14 = 23 * 10 + 23 * 4.\n23 * 10 = 230.\n23 * 4 = 92.\n230 + 92 = 322.\nAnswer: 322",
+        ),
+        "simple_equations": Example(
+            "Solve for x: 3*x + 4 = 19",
+            "We subtract 4 from both sides: 3*x = 19 - 4 = 15.\nWe divide both sides by 3: x = 15 / 3 = 5.\nAnswer: 5",
+        ),
+    }
     tasks: ClassVar[dict[str, dict[str, Any]]] = {
         "chain_sum": {"max_terms": 5, "max_digits": 1},
         "gsm_symbolic": {},
@@ -72,7 +70,7 @@ class Worked(Gym):
         return entry["question"].strip()
 
     def text_of(self, asked: Asked, tokenizer) -> str:
-        example = EXAMPLES[asked.kind]
+        example = self.examples[asked.kind]
         conversation = [
             {"role": "user", "content": example.question},
             {"role": "assistant", "content": example.solution},
@@ -84,6 +82,68 @@ class Worked(Gym):
         """1 if the last number is the answer, else 0."""
         number = last_number(completion)
         return float(number is not None and number == float(asked.entry["answer"]))
+
+
+class Solutions(Worked):
+    """
+    Questions with worked solutions of some 60 tokens, at most 96: six tasks that the model solves at times from the
+    start, and two, `chain_sum` and `leg_counting`, that it hardly ever solves.
+    """
+
+    examples: ClassVar[dict[str, Example]] = {
+        "aiw": Example(
+            "Emma has 4 brothers and she also has 2 sisters. How many sisters does Emma's brother have?",
+            "Emma's brother has the sisters that Emma has, and Emma herself. Emma has 2 sisters. 2 + 1 = 3. "
+            "The answer is 3.",
+        ),
+        "chain_sum": Example(
+            "State the final answer to the following arithmetic problem: 8 + 7 - 4 + 9 + 3 =",
+            "8 + 7 = 15. 15 - 4 = 11. 11 + 9 = 20. 20 + 3 = 23. The answer is 23.",
+        ),
+        "gcd": Example(
+            "Find the Greatest Common Divisor (GCD) of these numbers: 12, 18. Give only the GCD as your final answer.",
+            "The divisors of 12 are 1, 2, 3, 4, 6, 12. The divisors of 18 are 1, 2, 3, 6, 9, 18. "
+            "Both have 1, 2, 3, 6. The greatest is 6. The answer is 6.",
+        ),
+        "lcm": Example(
+            "Find the Least Common Multiple (LCM) of these numbers: 6, 8",
+            "The multiples of 8 are 8, 16, 24. 8 / 6 leaves 2. 16 / 6 leaves 4. 24 / 6 = 4. The answer is 24.",
+        ),
+        "leg_counting": Example(
+            "Now, how many legs are there in total if you have 3 cats, 2 ducks?",
+            "A cat has 4 legs. 3 * 4 = 12. A duck has 2 legs. 2 * 2 = 4. 12 + 4 = 16. The answer is 16.",
+        ),
+        "number_sequence": Example(
+            "4, 7, 10, 13, ?",
+            "7 - 4 = 3. 10 - 7 = 3. 13 - 10 = 3. The next number is 13 + 3 = 16. The answer is 16.",
+        ),
+        "products": Example(
+            "Solve the following multiplication: 6 * 4. Give only the result as your final answer.",
+            "6 * 4 = 6 + 6 + 6 + 6. 6 + 6 = 12. 12 + 6 = 18. 18 + 6 = 24. The answer is 24.",
+        ),
+        "simple_equations": Example(
+            "Solve for x: 3*x + 4 = 19",
+            "3*x = 19 - 4. 19 - 4 = 15. x = 15 / 3. 15 / 3 = 5. The answer is 5.",
+        ),
+    }
+    tasks: ClassVar[dict[str, dict[str, Any]]] = {
+        "aiw": {},
+        "chain_sum": {"min_terms": 4, "max_terms": 6, "max_digits": 1},
+        "gcd": {"max_value": 50},
+        "lcm": {"max_value": 12},
+        "leg_counting": {"min_animals": 2, "max_animals": 3, "max_instances": 5},
+        "number_sequence": {},
+        "products": {"max_digits": 2},
+        "simple_equations": {"max_terms": 2, "max_value": 10},
+    }
+    of_a_task = 48
+    temperature = 0.7
+    max_completion = 96
+    micro_batch = 16
+
+    def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
+        """Without what comes before the question: of `leg_counting`, the same two lines each time."""
+        return entry["question"].strip().splitlines()[-1]
 
 
 def last_number(text: str) -> float | None:

@@ -12,7 +12,7 @@ from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, 
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
 from benchmarks.smollm2.train import config_options, planned
-from benchmarks.smollm2.worked import EXAMPLES, Worked, last_number
+from benchmarks.smollm2.worked import Solutions, Worked, last_number
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
 
@@ -83,15 +83,16 @@ class ChatTokenizer:
         return "".join(f"<{message['role']}>{message['content']}" for message in conversation) + "<assistant>"
 
 
-def test_a_worked_solution_is_right_if_its_last_number_is():
-    pool = Worked()
-    assert pool.tasks.keys() == EXAMPLES.keys()
+@pytest.mark.parametrize("kind_of_pool", [Worked, Solutions])
+def test_a_worked_solution_is_right_if_its_last_number_is(kind_of_pool):
+    pool = kind_of_pool()
+    assert pool.tasks.keys() == pool.examples.keys()
     rows = pool.rows(3, ChatTokenizer())
     prompts = {row["prompt"] for row in rows}
     assert len(prompts) == len(rows) == len(pool.tasks) * pool.of_a_task
     assert not {q.prompt for q in pool.asked} & {q.prompt for q in pool.held_out}
     first = rows[0]
-    example = EXAMPLES[first["kind"]]
+    example = pool.examples[first["kind"]]
     asked = pool.asked[0].prompt
     assert first["prompt"] == (f"<user>{example.question}<assistant>{example.solution}<user>{asked}<assistant>")
     places = [row["place"] for row in rows]
@@ -136,7 +137,7 @@ def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
 
 
 def test_micro_batches_add_up_to_a_step(tmp_path):
-    for pool, micro_batch in (("mixed", 64), ("worked", 8)):
+    for pool, micro_batch in (("mixed", 64), ("worked", 8), ("solutions", 16)):
         options = config_options(planned("uniform", 0, pool), str(tmp_path))
         assert options["per_device_train_batch_size"] == micro_batch
         assert micro_batch * options["gradient_accumulation_steps"] == 64
