@@ -143,9 +143,17 @@ def summary_table(suites: Mapping[str, Settings], x: str) -> str:
     """
     rows = []
     for method in SUMMARIZED:
-        cells = [percent(ratios(best_of(method, own), best_of(BASELINE, own), x)) for own in suites.values()]
+        cells = [percent(shares_of(method, own, x)) for own in suites.values()]
         rows.append([tables.title(method), *cells])
     return tables.markdown(["method", *suites], rows)
+
+
+def shares_of(method: str, settings: Settings, x: str) -> list[float]:
+    """What runs of a method need of `x` to reach plain GRPO's end, as a share of what that needed, each at its best
+    rate. Empty if the method was not run in this suite."""
+    if all(setting.method != method for setting in settings):
+        return []
+    return ratios(best_of(method, settings), best_of(BASELINE, settings), x)
 
 
 def decision_table(suites: Mapping[str, Settings]) -> str:
@@ -156,16 +164,28 @@ def decision_table(suites: Mapping[str, Settings]) -> str:
 
     Returns:
         A row for each method, with the median over seeds in each suite, as a share of what plain GRPO needed, and the
-        geometric mean of these medians. A run that does not arrive needs infinite time.
+        geometric mean of these medians. A run that does not arrive needs infinite time. A method that was not run in
+        each suite has no such mean.
     """
     rows = []
     for method in SUMMARIZED:
         medians = []
         for own in suites.values():
-            medians.append(median(ratios(best_of(method, own), best_of(BASELINE, own), TIME)))
+            shares = shares_of(method, own, TIME)
+            if shares:
+                medians.append(median(shares))
+            else:
+                medians.append(math.nan)
         over_suites = math.exp(sum(math.log(value) for value in medians) / len(medians))
-        rows.append([tables.title(method), *(f"{value:.2f}" for value in [*medians, over_suites])])
+        rows.append([tables.title(method), *(share_cell(value) for value in [*medians, over_suites])])
     return tables.markdown(["method", *suites, "geometric mean"], rows)
+
+
+def share_cell(share: float) -> str:
+    """A share of what plain GRPO needed, if it is known and finite."""
+    if math.isnan(share):
+        return "-"
+    return "not reached" if math.isinf(share) else f"{share:.2f}"
 
 
 def percent(shares: Sequence[float]) -> str:
@@ -173,6 +193,8 @@ def percent(shares: Sequence[float]) -> str:
     The geometric mean of shares with its 95 % interval. Where runs did not arrive: the median, and how many did; the
     latter alone if that is not half of them.
     """
+    if not shares:
+        return "-"
     late = sum(math.isinf(share) for share in shares)
     if late:
         arrived = f"{len(shares) - late} of {len(shares)} runs"

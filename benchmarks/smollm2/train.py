@@ -28,6 +28,8 @@ from trl_dataeff.collector.rounds import LARGEST
 #: Part of the name of a run: runs of different harnesses are not comparable. That of the first one computed equal
 #: prompts of a batch once, for every method; the second one computed in float32
 HARNESS = 3
+#: What a process has measured of the initial model, from which every run starts, by pool
+AT_START: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,12 @@ class EvaluationsByRollouts(Evaluations):
         return self.trainer.rollouts_generated >= self.rollouts_at_last + self.spec.eval_every
 
     def quality(self, model) -> dict[str, Any]:
-        return POOLS[self.spec.pool].quality(model, self.tokenizer)
+        pool = self.spec.pool
+        if self.trainer.rollouts_generated > 0:
+            return POOLS[pool].quality(model, self.tokenizer)
+        if pool not in AT_START:
+            AT_START[pool] = POOLS[pool].quality(model, self.tokenizer)
+        return AT_START[pool]
 
     def _evaluate(self, step: int) -> None:
         self.rollouts_at_last = self.trainer.rollouts_generated

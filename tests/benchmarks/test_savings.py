@@ -137,3 +137,16 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
     assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
     assert table[2] == ["default", "0.10", "0.10", "0.10"]
     assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
+
+
+def test_a_method_that_a_suite_lacks_is_level_with_none_there():
+    rows = []
+    for method in ("uniform", "compact", "selection", "default"):
+        rows += run(method, 0, 0.1, [0.1, 0.3, 0.2 if method == "default" else 0.5], seconds=5)
+    suite = by_setting(curves_of(rows))
+    with_share = by_setting(curves_of([*rows, *run("share", 0, 0.1, [0.1, 0.3, 0.5], seconds=5)]))
+    suites = {"without": suite, "with": with_share}
+    assert cells(summary_table(suites, "cpu_s"))[3] == ["half of the batch replayed", "-", "100 %"]
+    table = cells(decision_table(suites))
+    assert table[3] == ["half of the batch replayed", "-", "1.00", "-"]
+    assert table[2] == ["default", "not reached", "not reached", "not reached"]

@@ -1,6 +1,8 @@
 """The benchmark on a pretrained model: its questions, its passes, and the runs of its study."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from benchmarks.smollm2.__main__ import chosen_specs, parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.train import config_options, planned
+from benchmarks.smollm2.train import AT_START, EvaluationsByRollouts, config_options, planned
 from benchmarks.smollm2.worked import Solutions, Worked, last_number
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
@@ -173,3 +175,25 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
     assert len(set(expected)) > 1
     assert found == expected
     assert found_again == expected[::2], "they do not change what is computed"
+
+
+def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatch):
+    measured = []
+
+    class Counted:
+        def quality(self, model, tokenizer):
+            measured.append(model)
+            return {"accuracy_sampled": len(measured)}
+
+    monkeypatch.setitem(POOLS, "mixed", Counted())
+    monkeypatch.delitem(AT_START, "mixed", raising=False)
+    found = []
+    for run in ("first", "second"):
+        evaluations = EvaluationsByRollouts(planned("uniform", 0, "learnable"), None, None, None)
+        evaluations.spec = replace(evaluations.spec, pool="mixed")
+        for rollouts in (0, 64):
+            evaluations.trainer = SimpleNamespace(rollouts_generated=rollouts)
+            found.append(evaluations.quality(f"{run} after {rollouts}")["accuracy_sampled"])
+    AT_START.pop("mixed")
+    assert measured == ["first after 0", "first after 64", "second after 64"]
+    assert found == [1, 2, 1, 3]
