@@ -1,7 +1,6 @@
 """The benchmark on a pretrained model: its questions, its passes, and the runs of its study."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -178,6 +177,7 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
 
 
 def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatch):
+    spec = planned("uniform", 0, "mixed")
     measured = []
 
     class Counted:
@@ -189,8 +189,7 @@ def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatc
     monkeypatch.delitem(AT_START, "mixed", raising=False)
     found = []
     for run in ("first", "second"):
-        evaluations = EvaluationsByRollouts(planned("uniform", 0, "learnable"), None, None, None)
-        evaluations.spec = replace(evaluations.spec, pool="mixed")
+        evaluations = EvaluationsByRollouts(spec, None, None, None)
         for rollouts in (0, 64):
             evaluations.trainer = SimpleNamespace(rollouts_generated=rollouts)
             found.append(evaluations.quality(f"{run} after {rollouts}")["accuracy_sampled"])
