@@ -53,7 +53,13 @@ STUDY = (
     ),
     *_trials("gym", (1e-3, 2e-3), eval_every=1200),
     Part("gym", {"selection": 4e-3}, TRIAL, eval_every=1200),  # was best at the higher of the two
-    Part("gym", {"uniform": 2e-3, "compact": 2e-3, "default": 2e-3}, range(41, 46), eval_every=600),
+    # All are best at 2e-3, or level
+    Part(
+        "gym",
+        dict.fromkeys(("uniform", "compact", "selection", "default"), 2e-3),
+        range(41, 46),
+        eval_every=600,
+    ),
 )
 
 
