@@ -240,7 +240,8 @@ def _scores_of_pool(name: str, pool, model, tokenizer) -> list[list[str]]:
     measured = pool.quality(model, tokenizer)
     rows = [[name, kind, f"{score:.3f}"] for kind, score in measured["accuracy_by_kind"].items()]
     rows.append([name, "all", f"{measured['accuracy_sampled']:.3f}"])
-    rows.append([name, "all, greedy", f"{measured['accuracy_greedy']:.3f}"])
+    if measured["accuracy_greedy"] is not None:
+        rows.append([name, "all, greedy", f"{measured['accuracy_greedy']:.3f}"])
     return rows
 
 

@@ -69,6 +69,7 @@ class Gym:
     of_a_task = OF_A_TASK
     held_out_of_a_task = HELD_OUT_OF_A_TASK
     samples = 4  # of each held-out question
+    measures_greedy = True  # whether greedy decoding is measured, too
     temperature = 1.0
     max_completion = 8  # tokens
     end = END_OF_LINE  # the token that ends a completion
@@ -116,7 +117,8 @@ class Gym:
     @torch.no_grad()
     def quality(self, model, tokenizer) -> dict[str, Any]:
         """
-        Mean score on the held-out questions: of samples, which are drawn alike each time, and greedy.
+        Mean score on the held-out questions: of samples, which are drawn alike each time, and greedy, if that is
+        measured.
         """
         with torch.random.fork_rng():
             torch.manual_seed(HELD_OUT_SEED)
@@ -126,12 +128,15 @@ class Gym:
             by_kind[question.kind].append(value)
         return {
             "accuracy_sampled": sum(sampled) / len(sampled),
-            "accuracy_greedy": sum(greedy) / len(greedy),
+            "accuracy_greedy": sum(greedy) / len(greedy) if self.measures_greedy else None,
             "accuracy_by_kind": {kind: sum(scores) / len(scores) for kind, scores in by_kind.items()},
         }
 
     def _scores(self, model, tokenizer) -> tuple[list[float], list[float]]:
-        """Of each held-out question, the mean score of its samples, and the score of its greedy completion."""
+        """
+        Of each held-out question, the mean score of its samples, and the score of its greedy completion, if that is
+        measured.
+        """
         sampled = [0.0] * len(self.held_out)
         greedy = [0.0] * len(self.held_out)
         # Prompts of similar length together, for less padding
@@ -154,6 +159,8 @@ class Gym:
             for place, text in enumerate(texts):
                 i = chosen[place // self.samples]
                 sampled[i] += self.score(text, self.held_out[i]) / self.samples
+            if not self.measures_greedy:
+                continue
             texts = self.completions(model, tokenizer, computed, 1, do_sample=False)
             for i, text in zip(chosen, texts, strict=True):
                 greedy[i] = self.score(text, self.held_out[i])

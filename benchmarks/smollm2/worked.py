@@ -137,6 +137,7 @@ class Solutions(Worked):
         "simple_equations": {"max_terms": 2, "max_value": 10},
     }
     of_a_task = 48
+    measures_greedy = False  # it would take a third of an evaluation
     temperature = 0.7
     max_completion = 96
     micro_batch = 16
