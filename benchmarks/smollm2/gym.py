@@ -73,7 +73,7 @@ class Gym:
     temperature = 1.0
     max_completion = 8  # tokens
     end = END_OF_LINE  # the token that ends a completion
-    micro_batch: int | None = None  # rows; None: those of a step
+    micro_batch: int | None = 32  # rows; None: those of a step. TRL's loss of all 64 needs 16 GiB on a CPU
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []  # what is trained on, once `rows` has been called
