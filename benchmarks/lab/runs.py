@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias
 
@@ -71,8 +72,14 @@ def _results(jobs: Sequence[Job], workers: int) -> Iterator[list[dict]]:
         return
     # The numerical libraries of the processes made below read them
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
-        yield from pool.imap_unordered(_run_one, jobs)
+    spawn = multiprocessing.get_context("spawn")
+    # If a process is killed, for want of memory for instance, this raises an error. A `Pool` would wait for ever
+    processes = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=spawn)
+    try:
+        for finished in as_completed([processes.submit(_run_one, job) for job in jobs]):
+            yield finished.result()
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def _run_one(job: Job) -> list[dict]:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from datasets import Dataset
@@ -161,3 +162,18 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
         runs.run_all([whole, stopped], start, path, workers=0)
     assert raised.value.code == 143
     assert list(read_runs(path)) == [whole.name]
+
+
+def killed_if_default(spec, start, sink):
+    """Trains nothing. The process is killed, as one is that needs too much memory, if the method is the default."""
+    if spec.method == "default":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sink({"run": spec.name, "step": 0, "rollouts": 0, "accuracy_sampled": 0.0})
+
+
+def test_a_process_that_is_killed_is_an_error(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    specs = [dataclasses.replace(SPEC, method=method) for method in ("uniform", "default", "compact")]
+    with pytest.raises(BrokenProcessPool):
+        runs.run_all(specs, tmp_path, path, workers=1, train=killed_if_default)
+    assert list(read_runs(path)) == [specs[0].name]
