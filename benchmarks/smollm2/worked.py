@@ -140,7 +140,6 @@ class Solutions(Worked):
     measures_greedy = False  # it would take a third of an evaluation
     temperature = 0.7
     max_completion = 96
-    micro_batch = 16
 
     def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
         """Without what comes before the question: of `leg_counting`, the same two lines each time."""

@@ -138,7 +138,7 @@ def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
 
 
 def test_micro_batches_add_up_to_a_step(tmp_path):
-    for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8), ("solutions", 16)):
+    for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8), ("solutions", 8)):
         options = config_options(planned("uniform", 0, pool), str(tmp_path))
         assert options["per_device_train_batch_size"] == micro_batch
         assert micro_batch * options["gradient_accumulation_steps"] == 64
