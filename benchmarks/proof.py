@@ -122,8 +122,7 @@ def suites() -> dict[str, Settings]:
     """The runs that show what methods need to reach plain GRPO's end, by suite."""
     return {
         "synthetic": by_setting(runs_of_study("time")),
-        "short questions": pretrained_runs("mixed"),
-        "reasoning-gym": pretrained_runs("gym"),
+        "pretrained": pretrained_runs("mixed"),
     }
 
 
@@ -145,8 +144,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed": lambda: savings_table(pretrained_runs("mixed")),
     "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "default")),
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
-    "gym": lambda: savings_table(pretrained_runs("gym")),
-    "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "default")),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
