@@ -149,8 +149,10 @@ def summary_table(suites: Mapping[str, Settings], x: str) -> str:
 
 
 def shares_of(method: str, settings: Settings, x: str) -> list[float]:
-    """What runs of a method need of `x` to reach plain GRPO's end, as a share of what that needed, each at its best
-    rate. Empty if the method was not run in this suite."""
+    """
+    What the runs of a method at its best rate need of `x` to reach plain GRPO's end, as a share of what that needed.
+    Empty if the method was not run in this suite.
+    """
     if all(setting.method != method for setting in settings):
         return []
     return ratios(best_of(method, settings), best_of(BASELINE, settings), x)
@@ -165,17 +167,14 @@ def decision_table(suites: Mapping[str, Settings]) -> str:
     Returns:
         A row for each method, with the median over seeds in each suite, as a share of what plain GRPO needed, and the
         geometric mean of these medians. A run that does not arrive needs infinite time. A method that was not run in
-        each suite has no such mean.
+        every suite has no such mean.
     """
     rows = []
     for method in SUMMARIZED:
         medians = []
         for own in suites.values():
             shares = shares_of(method, own, TIME)
-            if shares:
-                medians.append(median(shares))
-            else:
-                medians.append(math.nan)
+            medians.append(median(shares) if shares else math.nan)
         over_suites = math.exp(sum(math.log(value) for value in medians) / len(medians))
         rows.append([tables.title(method), *(share_cell(value) for value in [*medians, over_suites])])
     return tables.markdown(["method", *suites, "geometric mean"], rows)
@@ -185,7 +184,9 @@ def share_cell(share: float) -> str:
     """A share of what plain GRPO needed, if it is known and finite."""
     if math.isnan(share):
         return "-"
-    return "not reached" if math.isinf(share) else f"{share:.2f}"
+    if math.isinf(share):
+        return "not reached"
+    return f"{share:.2f}"
 
 
 def percent(shares: Sequence[float]) -> str:

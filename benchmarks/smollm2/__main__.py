@@ -24,6 +24,8 @@ TRIAL = (20,)
 #: What the trials compare. `compact` stands for plain GRPO, too: its weights are the same but for rounding
 TRIED = ("compact", "selection", "default", "share")
 STEP_METHODS = ("uniform", "compact", "selection", "default")  # whose steps are compared
+#: The keys of `POOLS`, which imports the numerical libraries
+POOL_NAMES = ("mixed", "unsolvable", "learnable", "gym", "worked", "solutions")
 
 
 class Part(NamedTuple):
@@ -52,8 +54,7 @@ STUDY = (
         range(41, 46),
     ),
     *_trials("gym", (1e-3, 2e-3), eval_every=1200),
-    Part("gym", {"selection": 4e-3}, TRIAL, eval_every=1200),  # was best at the higher of the two
-    # All are best at 2e-3, or level
+    Part("gym", {"selection": 4e-3}, TRIAL, eval_every=1200),  # it was better at the higher of the two
     Part(
         "gym",
         dict.fromkeys(("uniform", "compact", "selection", "default"), 2e-3),
@@ -71,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
 
     study = commands.add_parser("study", help="the runs of the tables that are not finished yet")
     study.add_argument("--methods", nargs="+", help="these alone")
-    study.add_argument("--pools", nargs="+", help="these alone")
+    pools = sorted({part.pool for part in STUDY})
+    study.add_argument("--pools", nargs="+", choices=pools, help="these alone")
     study.add_argument("--seeds", nargs="+", type=int, help="these alone")
     study.add_argument("--learning-rate", type=float, help="this one alone")
     study.add_argument("--rollouts", type=int, help="runs that are planned for so many alone")
@@ -80,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="runs of your own choice")
     run.add_argument("--methods", nargs="+", default=["uniform", "default"], help="`default,replay=off` sets a field")
     run.add_argument(
-        "--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym, worked, solutions"
+        "--pools", nargs="+", choices=POOL_NAMES, default=["mixed"], help="the questions (default: mixed)"
     )
     run.add_argument("--seeds", nargs="+", type=int, default=[100])
     run.add_argument("--learning-rate", type=float, default=2e-3)
@@ -95,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--methods", nargs="+", default=STEP_METHODS, help="the first one is what others are compared to"
     )
-    step.add_argument("--pools", nargs="+", default=["mixed", "worked"])
+    step.add_argument("--pools", nargs="+", choices=POOL_NAMES, default=["mixed", "worked"])
     step.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
     step.add_argument("--steps", type=int, default=3, help="measured steps of a run (default: 3)")
     step.add_argument("--warm-up", type=int, default=1, help="steps of a run before these (default: 1)")

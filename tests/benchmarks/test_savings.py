@@ -139,7 +139,7 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
     assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
 
 
-def test_a_method_that_a_suite_lacks_is_level_with_none_there():
+def test_a_method_that_was_not_run_in_a_suite_has_no_share_there():
     rows = []
     for method in ("uniform", "compact", "selection", "default"):
         rows += run(method, 0, 0.1, [0.1, 0.3, 0.2 if method == "default" else 0.5], seconds=5)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from benchmarks.lab.store import read_runs
-from benchmarks.smollm2 import RUNS
-from benchmarks.smollm2.__main__ import chosen_specs, parser, study_specs
+from benchmarks.smollm2 import RUNS, train
+from benchmarks.smollm2.__main__ import POOL_NAMES, chosen_specs, main, parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.train import AT_START, EvaluationsByRollouts, config_options, planned
+from benchmarks.smollm2.train import EvaluationsByRollouts, config_options, planned
 from benchmarks.smollm2.worked import Solutions, Worked, last_number
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
@@ -137,6 +137,15 @@ def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
     assert (spec.pool, spec.method, spec.steps, spec.max_rollouts) == ("worked", "compact", 3, None)
 
 
+def test_an_unknown_pool_is_an_error_that_names_the_pools(capsys):
+    for command in ("run", "step", "study"):
+        with pytest.raises(SystemExit):
+            main([command, "--pools", "mixde"])
+        message = capsys.readouterr().err
+        assert "mixde" in message
+        assert "mixed" in message
+
+
 def test_micro_batches_add_up_to_a_step(tmp_path):
     for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8), ("solutions", 8)):
         options = config_options(planned("uniform", 0, pool), str(tmp_path))
@@ -186,13 +195,16 @@ def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatc
             return {"accuracy_sampled": len(measured)}
 
     monkeypatch.setitem(POOLS, "mixed", Counted())
-    monkeypatch.delitem(AT_START, "mixed", raising=False)
+    monkeypatch.setattr(train, "AT_START", {})
     found = []
     for run in ("first", "second"):
         evaluations = EvaluationsByRollouts(spec, None, None, None)
         for rollouts in (0, 64):
             evaluations.trainer = SimpleNamespace(rollouts_generated=rollouts)
             found.append(evaluations.quality(f"{run} after {rollouts}")["accuracy_sampled"])
-    AT_START.pop("mixed")
     assert measured == ["first after 0", "first after 64", "second after 64"]
     assert found == [1, 2, 1, 3]
+
+
+def test_the_pools_of_the_command_are_those_that_there_are():
+    assert set(POOL_NAMES) == POOLS.keys()
