@@ -29,9 +29,10 @@ from benchmarks.savings import (
     group_sizes_table,
     kinds_table,
     savings_table,
+    steps_table,
     summary_table,
 )
-from benchmarks.smollm2 import RUNS, STEPS, step
+from benchmarks.smollm2 import RUNS
 from benchmarks.smollm2.__main__ import TRIAL
 
 
@@ -118,12 +119,17 @@ def pretrained_runs(pool: str, trials: bool = False) -> Settings:
     return by_setting(runs)
 
 
+def pretrained_suites() -> dict[str, Settings]:
+    """The runs of the pretrained model that are compared, by suite."""
+    return {
+        "short questions": pretrained_runs("mixed"),
+        "reasoning-gym": pretrained_runs("gym"),
+    }
+
+
 def suites() -> dict[str, Settings]:
     """The runs that show what methods need to reach plain GRPO's end, by suite."""
-    return {
-        "synthetic": by_setting(runs_of_study("time")),
-        "pretrained": pretrained_runs("mixed"),
-    }
+    return {"synthetic": by_setting(runs_of_study("time")), **pretrained_suites()}
 
 
 # Pages and pictures
@@ -138,7 +144,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
     "update": lambda: update.page_table(update.read_results(UPDATES)),
     "update in short": lambda: update.short_table(update.read_results(UPDATES)),
-    "steps": lambda: step.table(step.read_rows(STEPS)),
+    "steps": lambda: steps_table(pretrained_suites()),
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
     "mixed": lambda: savings_table(pretrained_runs("mixed")),

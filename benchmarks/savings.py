@@ -30,6 +30,8 @@ HEADER = [
 
 #: Methods of the summary, in its order
 SUMMARIZED = ("compact", "selection", "default", "share")
+#: Methods whose steps are compared: each has as many groups in a step
+STEPS_OF = (BASELINE, "compact", "selection", "default")
 
 
 class Setting(NamedTuple):
@@ -187,6 +189,58 @@ def share_cell(share: float) -> str:
     if math.isinf(share):
         return "not reached"
     return f"{share:.2f}"
+
+
+def steps_table(suites: Mapping[str, Settings]) -> str:
+    """A table with a row for each suite and method: what a whole training step takes.
+
+    Args:
+        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
+
+    Returns:
+        The CPU seconds of a step and their ratio to plain GRPO's, paired by seed, with the 95 % interval: a run's CPU
+        time over its steps. The seconds of generation are not known of TRL's own trainer.
+    """
+    rows = []
+    for suite, settings in suites.items():
+        baseline_of = {run.seed: run for run in best_of(BASELINE, settings)}
+        for method in STEPS_OF:
+            runs = best_of(method, settings)
+            shares = [seconds_of_step(run) / seconds_of_step(baseline_of[run.seed]) for run in runs]
+            rows.append(
+                [
+                    suite,
+                    tables.title(method),
+                    tables.mean([run.effective_share() for run in runs], digits=2),
+                    tables.mean([run.column("tokens")[-1] / run.column("rollouts")[-1] for run in runs], digits=0),
+                    tables.mean([seconds_of_step(run) for run in runs], digits=1),
+                    tables.mean([generation_of_step(run) for run in runs], digits=1),
+                    tables.ratio(shares),
+                ]
+            )
+    header = [
+        "suite",
+        "method",
+        "effective groups",
+        "tokens of a completion",
+        "seconds of a step",
+        "of them generation",
+        "ratio to plain GRPO",
+    ]
+    return tables.markdown(header, rows)
+
+
+def seconds_of_step(run: Curve) -> float:
+    """Mean CPU time of a step. What comes before the first one, such as embedding the prompts, is spread over all."""
+    return float(run.column(TIME)[-1] / run.column("step")[-1])
+
+
+def generation_of_step(run: Curve) -> float:
+    """Mean seconds in which a step generates; NaN if that was not recorded."""
+    if "generation_s" not in run.rows[0]:
+        return math.nan
+    steps = np.diff(run.column("step"))
+    return float(np.average(run.column("generation_s")[1:], weights=steps))
 
 
 def percent(shares: Sequence[float]) -> str:

@@ -4,7 +4,6 @@ A pretrained model: SmolLM2-135M-Instruct with LoRA, on questions of many kinds.
     python -m benchmarks.smollm2 study    # the runs of the tables that are not finished; stop it and go on at will
     python -m benchmarks.smollm2 run --methods default,replay=off --seeds 100    # runs of your own choice
     python -m benchmarks.smollm2 pools    # initial success rates of the pools
-    python -m benchmarks.smollm2 step     # CPU time of whole training steps
     python -m benchmarks.proof            # the tables of the pages
 
 A finished run is a line of `benchmarks/results/pretrained.jsonl`, so a study grows over days and machines. On a CPU a
@@ -18,5 +17,3 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 #: The runs of the study
 RUNS = RESULTS / "pretrained.jsonl"
-#: The committed times of steps
-STEPS = RESULTS / "update" / "step.jsonl"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.smollm2 import RUNS, STEPS
+from benchmarks.smollm2 import RUNS
 
 
 if TYPE_CHECKING:  # the commands import the numerical libraries when they run
@@ -23,9 +23,8 @@ WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 TRIAL = (20,)
 #: What the trials compare. `compact` stands for plain GRPO, too: its weights are the same but for rounding
 TRIED = ("compact", "selection", "default", "share")
-STEP_METHODS = ("uniform", "compact", "selection", "default")  # whose steps are compared
 #: The keys of `POOLS`, which imports the numerical libraries
-POOL_NAMES = ("mixed", "unsolvable", "learnable", "gym", "worked", "solutions")
+POOL_NAMES = ("mixed", "unsolvable", "learnable", "gym", "worked")
 
 
 class Part(NamedTuple):
@@ -92,18 +91,6 @@ def parser() -> argparse.ArgumentParser:
     _add_common_arguments(run, ROOT / "runs" / "smollm2.jsonl")
 
     commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
-
-    step = commands.add_parser("step", help="CPU time of whole training steps, as a share of plain GRPO's")
-    step.add_argument(
-        "--methods", nargs="+", default=STEP_METHODS, help="the first one is what others are compared to"
-    )
-    step.add_argument("--pools", nargs="+", choices=POOL_NAMES, default=["mixed", "worked"])
-    step.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
-    step.add_argument("--steps", type=int, default=3, help="measured steps of a run (default: 3)")
-    step.add_argument("--warm-up", type=int, default=1, help="steps of a run before these (default: 1)")
-    step.add_argument("--turns", type=int, default=3, help="runs of each method, which take turns (default: 3)")
-    step.add_argument("--learning-rate", type=float, default=1e-3)
-    step.add_argument("--file", type=Path, default=STEPS, help="where rows are appended")
     return top
 
 
@@ -126,8 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run_specs(study_specs(options), options)
     elif options.command == "run":
         _run_specs(chosen_specs(options), options)
-    elif options.command == "step":
-        _measure_steps(options)
     else:
         print(describe_pools())
 
@@ -189,28 +174,6 @@ def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:
         print(f"\n{ratio_table(curves, budget=shortest)}")
 
 
-def _measure_steps(options: argparse.Namespace) -> None:
-    from benchmarks.lab.runs import silence_transformers
-    from benchmarks.smollm2.step import append_rows, measure_pool, table
-
-    silence_transformers()
-    measured = []
-    for pool in options.pools:
-        rows = measure_pool(
-            pool,
-            options.methods,
-            prompts=options.prompts,
-            steps=options.steps,
-            warm_up=options.warm_up,
-            turns=options.turns,
-            learning_rate=options.learning_rate,
-            weights=WEIGHTS,
-        )
-        append_rows(options.file, rows)
-        measured += rows
-    print(table(measured))
-
-
 def describe_pools(seed: int = 0) -> str:
     """Tables of what the model can do before training.
 
@@ -219,7 +182,7 @@ def describe_pools(seed: int = 0) -> str:
 
     Returns:
         By kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
-        `learnable`; and the score on the held-out questions of `gym`, `worked` and `solutions`.
+        `learnable`; and the score on the held-out questions of `gym` and `worked`.
     """
     from benchmarks.smollm2.pools import POOLS, Pool
     from benchmarks.smollm2.train import load

@@ -1,6 +1,6 @@
 """
-The pools: three of short questions, by how much of them the model can learn, and three of reasoning-gym's tasks, one
-with short answers and two with worked solutions.
+The pools: three of short questions, by how much of them the model can learn, and two of reasoning-gym's tasks, with
+short answers and with worked solutions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import columns
 from benchmarks.smollm2.gym import Gym
 from benchmarks.smollm2.questions import END_OF_LINE, LEARNABLE, UNSOLVABLE, Question, questions
-from benchmarks.smollm2.worked import Solutions, Worked
+from benchmarks.smollm2.worked import Worked
 
 
 HELD_OUT_OF_A_KIND = 20
@@ -76,7 +76,6 @@ POOLS: dict[str, Pool | Gym] = {
     "learnable": Pool(unsolvable=0.0),
     "gym": Gym(),
     "worked": Worked(),
-    "solutions": Solutions(),
 }
 
 

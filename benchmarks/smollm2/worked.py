@@ -27,67 +27,8 @@ class Example(NamedTuple):
 
 class Worked(Gym):
     """
-    Questions with worked solutions of up to 256 tokens: some that the model solves at times, and `gsm_symbolic`, whose
-    solutions are longest and hardly ever right.
-    """
-
-    examples: ClassVar[dict[str, Example]] = {
-        "chain_sum": Example(
-            "State the final answer to the following arithmetic problem: 8 + 7 - 4 + 9 =",
-            "We go from left to right.\nFirst, 8 + 7 = 15.\nThen, 15 - 4 = 11.\nThen, 11 + 9 = 20.\nAnswer: 20",
-        ),
-        "gsm_symbolic": Example(
-            "Sophia sliced an apple into 33 pieces. She ate 3 slice, her cousin ate 5 more than her, and her friend "
-            "ate 10 more than her cousin. How many slices of apple did they all eat? Give the result as your final "
-            "answer. Do not include units.",
-            "Her cousin ate 3 + 5 = 8 slices.\nHer friend ate 8 + 10 = 18 slices.\n"
-            "They ate a total of 3 + 8 + 18 = 29 slices.\nAnswer: 29",
-        ),
-        "products": Example(
-            "Solve the following multiplication: 23 * 14. Give only the result as your final answer.",
-            "23 * 14 = 23 * 10 + 23 * 4.\n23 * 10 = 230.\n23 * 4 = 92.\n230 + 92 = 322.\nAnswer: 322",
-        ),
-        "simple_equations": Example(
-            "Solve for x: 3*x + 4 = 19",
-            "We subtract 4 from both sides: 3*x = 19 - 4 = 15.\nWe divide both sides by 3: x = 15 / 3 = 5.\nAnswer: 5",
-        ),
-    }
-    tasks: ClassVar[dict[str, dict[str, Any]]] = {
-        "chain_sum": {"max_terms": 5, "max_digits": 1},
-        "gsm_symbolic": {},
-        "products": {"max_digits": 2},
-        "simple_equations": {"max_terms": 3, "max_value": 10},
-    }
-    of_a_task = 96
-    held_out_of_a_task = 12
-    samples = 2
-    temperature = 0.6  # at 1, the model hardly ever gets through a solution
-    max_completion = 256
-    end = END_OF_TURN
-    micro_batch = 8  # 64 rows of this length need more memory than most machines have
-
-    def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
-        return entry["question"].strip()
-
-    def text_of(self, asked: Asked, tokenizer) -> str:
-        example = self.examples[asked.kind]
-        conversation = [
-            {"role": "user", "content": example.question},
-            {"role": "assistant", "content": example.solution},
-            {"role": "user", "content": asked.prompt},
-        ]
-        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-
-    def score(self, completion: str, asked: Asked) -> float:
-        """1 if the last number is the answer, else 0."""
-        number = last_number(completion)
-        return float(number is not None and number == float(asked.entry["answer"]))
-
-
-class Solutions(Worked):
-    """
-    Questions with worked solutions of at most 96 tokens. The initial model solves about a tenth of them, and hardly
-    any of `leg_counting`.
+    Questions with worked solutions of some 60 tokens, at most 96: six tasks that the model solves at times from the
+    start, and two, `chain_sum` and `leg_counting`, that it hardly ever solves.
     """
 
     examples: ClassVar[dict[str, Example]] = {
@@ -137,13 +78,31 @@ class Solutions(Worked):
         "simple_equations": {"max_terms": 2, "max_value": 10},
     }
     of_a_task = 48
+    held_out_of_a_task = 12
+    samples = 2
     measures_greedy = False  # it would take a third of an evaluation
     temperature = 0.7
     max_completion = 96
+    end = END_OF_TURN
+    micro_batch = 8  # TRL's loss of more rows of this length needs more memory than most machines have
 
     def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
         """Without what comes before the question: of `leg_counting`, the same two lines each time."""
         return entry["question"].strip().splitlines()[-1]
+
+    def text_of(self, asked: Asked, tokenizer) -> str:
+        example = self.examples[asked.kind]
+        conversation = [
+            {"role": "user", "content": example.question},
+            {"role": "assistant", "content": example.solution},
+            {"role": "user", "content": asked.prompt},
+        ]
+        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+
+    def score(self, completion: str, asked: Asked) -> float:
+        """1 if the last number is the answer, else 0."""
+        number = last_number(completion)
+        return float(number is not None and number == float(asked.entry["answer"]))
 
 
 def last_number(text: str) -> float | None:

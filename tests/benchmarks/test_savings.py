@@ -14,6 +14,7 @@ from benchmarks.savings import (
     kinds_table,
     percent,
     savings_table,
+    steps_table,
     summary_table,
 )
 
@@ -137,6 +138,24 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
     assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
     assert table[2] == ["default", "0.10", "0.10", "0.10"]
     assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
+
+
+def test_whole_steps_by_suite_and_method():
+    rows = []
+    for seed in (0, 1):
+        for method, seconds in (("uniform", 10), ("compact", 4), ("selection", 5), ("default", 8)):
+            own = run(method, seed, 0.1, [0.1, 0.3, 0.5], seconds)
+            for i, row in enumerate(own):
+                row["step"] = (0, 1, 4)[i]
+                row["tokens"] = 1000 * i
+                if method != "uniform":
+                    row["generation_s"] = (None, 1.0, 3.0)[i]  # means since the evaluation before
+            rows += own
+    table = cells(steps_table({"mine": by_setting(curves_of(rows))}))
+    assert table[0] == ["mine", "plain GRPO", "0.40", "10", "5.0", "-", "1.00"]
+    # 8 seconds in 4 steps; one step of 1 second and three of 3
+    assert table[1] == ["mine", "plain GRPO, faster update", "0.40", "10", "2.0", "2.5", "0.40"]
+    assert [row[-1] for row in table] == ["1.00", "0.40", "0.50", "0.80"]
 
 
 def test_a_method_that_was_not_run_in_a_suite_has_no_share_there():

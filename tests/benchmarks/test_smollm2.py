@@ -13,7 +13,7 @@ from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, 
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
 from benchmarks.smollm2.train import EvaluationsByRollouts, config_options, planned
-from benchmarks.smollm2.worked import Solutions, Worked, last_number
+from benchmarks.smollm2.worked import Worked, last_number
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
 
@@ -84,9 +84,8 @@ class ChatTokenizer:
         return "".join(f"<{message['role']}>{message['content']}" for message in conversation) + "<assistant>"
 
 
-@pytest.mark.parametrize("kind_of_pool", [Worked, Solutions])
-def test_a_worked_solution_is_right_if_its_last_number_is(kind_of_pool):
-    pool = kind_of_pool()
+def test_a_worked_solution_is_right_if_its_last_number_is():
+    pool = Worked()
     assert pool.tasks.keys() == pool.examples.keys()
     rows = pool.rows(3, ChatTokenizer())
     prompts = {row["prompt"] for row in rows}
@@ -138,7 +137,7 @@ def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
 
 
 def test_an_unknown_pool_is_an_error_that_names_the_pools(capsys):
-    for command in ("run", "step", "study"):
+    for command in ("run", "study"):
         with pytest.raises(SystemExit):
             main([command, "--pools", "mixde"])
         message = capsys.readouterr().err
@@ -147,7 +146,7 @@ def test_an_unknown_pool_is_an_error_that_names_the_pools(capsys):
 
 
 def test_micro_batches_add_up_to_a_step(tmp_path):
-    for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8), ("solutions", 8)):
+    for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8)):
         options = config_options(planned("uniform", 0, pool), str(tmp_path))
         assert options["per_device_train_batch_size"] == micro_batch
         assert micro_batch * options["gradient_accumulation_steps"] == 64
