@@ -38,8 +38,10 @@ class Part(NamedTuple):
     rollouts: int = 2400  # planned
 
 
-def _trials(pool: str, rates: Iterable[float], eval_every: int = 800) -> list[Part]:
-    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every) for rate in rates]
+def _trials(
+    pool: str, rates: Iterable[float], methods: Sequence[str] = TRIED, eval_every: int = 800, rollouts: int = 2400
+) -> list[Part]:
+    return [Part(pool, dict.fromkeys(methods, rate), TRIAL, eval_every, rollouts=rollouts) for rate in rates]
 
 
 STUDY = (
@@ -60,6 +62,7 @@ STUDY = (
         range(41, 46),
         eval_every=600,
     ),
+    *_trials("worked", (1e-3, 2e-3, 4e-3), ("compact", "selection", "default"), eval_every=640, rollouts=640),
 )
 
 
