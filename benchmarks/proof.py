@@ -29,6 +29,7 @@ from benchmarks.savings import (
     group_sizes_table,
     kinds_table,
     savings_table,
+    sooner_table,
     steps_table,
     summary_table,
 )
@@ -124,6 +125,7 @@ def pretrained_suites() -> dict[str, Settings]:
     return {
         "short questions": pretrained_runs("mixed"),
         "reasoning-gym": pretrained_runs("gym"),
+        "worked solutions": pretrained_runs("worked"),
     }
 
 
@@ -139,6 +141,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "time": lambda: summary_table(suites(), TIME),
     "rollouts": lambda: summary_table(suites(), "rollouts"),
     "decision": lambda: decision_table(suites()),
+    "sooner": lambda: sooner_table(suites()),
     "savings": lambda: savings_table(by_setting(runs_of_study("time"))),
     "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
@@ -150,6 +153,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed": lambda: savings_table(pretrained_runs("mixed")),
     "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "default")),
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
+    "gym": lambda: savings_table(pretrained_runs("gym")),
+    "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "default")),
+    "gym, tried rates": lambda: savings_table(pretrained_runs("gym", trials=True), baseline_method="compact"),
+    "worked": lambda: savings_table(pretrained_runs("worked")),
+    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "default")),
+    "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 

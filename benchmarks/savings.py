@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -145,19 +146,20 @@ def summary_table(suites: Mapping[str, Settings], x: str) -> str:
     """
     rows = []
     for method in SUMMARIZED:
-        cells = [percent(shares_of(method, own, x)) for own in suites.values()]
+        cells = [percent(list(shares_of(method, own, x).values())) for own in suites.values()]
         rows.append([tables.title(method), *cells])
     return tables.markdown(["method", *suites], rows)
 
 
-def shares_of(method: str, settings: Settings, x: str) -> list[float]:
+def shares_of(method: str, settings: Settings, x: str) -> dict[int, float]:
     """
-    What the runs of a method at its best rate need of `x` to reach plain GRPO's end, as a share of what that needed.
-    Empty if the method was not run in this suite.
+    By seed, what the runs of a method at its best rate need of `x` to reach plain GRPO's end, as a share of what that
+    needed. Empty if the method was not run in this suite.
     """
     if all(setting.method != method for setting in settings):
-        return []
-    return ratios(best_of(method, settings), best_of(BASELINE, settings), x)
+        return {}
+    baseline = best_of(BASELINE, settings)
+    return {run.seed: share for run in best_of(method, settings) for share in ratios([run], baseline, x)}
 
 
 def decision_table(suites: Mapping[str, Settings]) -> str:
@@ -176,10 +178,33 @@ def decision_table(suites: Mapping[str, Settings]) -> str:
         medians = []
         for own in suites.values():
             shares = shares_of(method, own, TIME)
-            medians.append(median(shares) if shares else math.nan)
+            medians.append(median(shares.values()) if shares else math.nan)
         over_suites = math.exp(sum(math.log(value) for value in medians) / len(medians))
         rows.append([tables.title(method), *(share_cell(value) for value in [*medians, over_suites])])
     return tables.markdown(["method", *suites, "geometric mean"], rows)
+
+
+def sooner_table(suites: Mapping[str, Settings]) -> str:
+    """A table with a row for each pair of methods, the simpler one first: which of them needs less time.
+
+    Args:
+        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
+
+    Returns:
+        Of the seeds of a suite, with how many the second method reaches plain GRPO's end in less CPU time than the
+        first one, each at its best rate. One that does not arrive is not sooner than any.
+    """
+    rows = []
+    for simpler, method in combinations(SUMMARIZED, 2):
+        cells = []
+        for own in suites.values():
+            shares = shares_of(method, own, TIME)
+            others = shares_of(simpler, own, TIME)
+            both = shares.keys() & others.keys()
+            sooner = sum(shares[seed] < others[seed] for seed in both)
+            cells.append(f"{sooner} of {len(both)}" if both else "-")
+        rows.append([tables.title(method), tables.title(simpler), *cells])
+    return tables.markdown(["sooner", "than", *suites], rows)
 
 
 def share_cell(share: float) -> str:

@@ -14,6 +14,7 @@ from benchmarks.savings import (
     kinds_table,
     percent,
     savings_table,
+    sooner_table,
     steps_table,
     summary_table,
 )
@@ -138,6 +139,20 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
     assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
     assert table[2] == ["default", "0.10", "0.10", "0.10"]
     assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
+
+
+def test_which_of_two_methods_is_sooner_is_counted_by_seed():
+    rows = []
+    for seed in (0, 1, 2):
+        rows += run("uniform", seed, 0.1, [0.1, 0.3, 0.5], seconds=10)
+        rows += run("compact", seed, 0.1, [0.1, 0.3, 0.4], seconds=1)  # never arrives
+        rows += run("selection", seed, 0.1, [0.1, 0.3, 0.5], seconds=(5, 4, 2)[seed])
+    for seed in (2, 1, 0):  # in another order
+        rows += run("default", seed, 0.1, [0.1, 0.3, 0.5], seconds=(4, 5, 6)[seed])
+    table = {tuple(row[:2]): row[2] for row in cells(sooner_table({"mine": by_setting(curves_of(rows))}))}
+    assert table["default", "selection alone"] == "1 of 3"
+    assert table["selection alone", "plain GRPO, faster update"] == "3 of 3"
+    assert table["half of the batch replayed", "default"] == "-"
 
 
 def test_whole_steps_by_suite_and_method():
