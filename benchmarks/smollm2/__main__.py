@@ -63,6 +63,7 @@ STUDY = (
         eval_every=600,
     ),
     *_trials("worked", (1e-3, 2e-3, 4e-3), ("compact", "selection", "default"), eval_every=640, rollouts=640),
+    Part("worked", {"uniform": 2e-3, "compact": 2e-3}, range(41, 44), rollouts=640),
 )
 
 
