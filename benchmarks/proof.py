@@ -125,7 +125,6 @@ def pretrained_suites() -> dict[str, Settings]:
     return {
         "short questions": pretrained_runs("mixed"),
         "reasoning-gym": pretrained_runs("gym"),
-        "worked solutions": pretrained_runs("worked"),
     }
 
 
@@ -155,9 +154,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
     "gym": lambda: savings_table(pretrained_runs("gym")),
     "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "default")),
-    "gym, tried rates": lambda: savings_table(pretrained_runs("gym", trials=True), baseline_method="compact"),
-    "worked": lambda: savings_table(pretrained_runs("worked")),
-    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "default")),
     "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
