@@ -309,7 +309,7 @@ def kinds_table(settings: Settings, methods: Sequence[str]) -> str:
                 leads.append(run.rows[-1]["accuracy_by_kind"][kind] - end_of[run.seed])
             row.append(tables.difference(leads))
         rows.append(row)
-    header = ["kind", "at the start", "plain GRPO", *(tables.title(method) for method in methods)]
+    header = ["kind", "at the start", tables.title("compact"), *(tables.title(method) for method in methods)]
     return tables.markdown(header, rows)
 
 
