@@ -63,9 +63,12 @@ STUDY = (
         eval_every=600,
     ),
     *_trials("worked", (1e-3, 2e-3, 4e-3), ("compact", "selection", "default"), eval_every=640, rollouts=640),
-    # These two were best at the lowest of the three
-    Part("worked", {"selection": 5e-4, "default": 5e-4}, TRIAL, eval_every=640, rollouts=640),
-    Part("worked", {"uniform": 2e-3, "compact": 2e-3}, range(41, 44), rollouts=640),
+    Part(
+        "worked",
+        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "default": 1e-3},
+        range(41, 44),
+        rollouts=640,
+    ),
 )
 
 
