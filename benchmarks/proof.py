@@ -154,6 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
     "gym": lambda: savings_table(pretrained_runs("gym")),
     "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "default")),
+    "worked": lambda: savings_table(pretrained_runs("worked")),
     "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
