@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
 from benchmarks.smollm2 import RUNS as COMMITTED_RUNS
+from benchmarks.smollm2.__main__ import TRIAL
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.analysis.recorded import RecordedRun, read_run
 
@@ -188,7 +189,7 @@ def sentence(run: RecordedRun, first: int, last: int) -> str:
 
 def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
     """
-    Return where nine of ten values of each metric lie, in runs of the default.
+    Return where nine of ten values of each metric lie, in runs of the default but those that tried learning rates.
 
     Args:
         lines (`Iterable[str]`): JSON objects, a run each; its `evaluations` have means since the one before.
@@ -199,7 +200,7 @@ def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
     values: dict[str, list[float]] = {name: [] for name in ("effective", *RECORDED)}
     for line in lines:
         run = json.loads(line)
-        if run["method"] != "default":
+        if run["method"] != "default" or run["seed"] in TRIAL:
             continue
         evaluations = run["evaluations"]
         for groups, effective in zip(evaluations["groups"], evaluations["effective_groups"], strict=True):

@@ -63,6 +63,7 @@ STUDY = (
         eval_every=600,
     ),
     *_trials("worked", (1e-3, 2e-3, 4e-3), ("compact", "selection", "default"), eval_every=640, rollouts=640),
+    # Each at its best rate
     Part(
         "worked",
         {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "default": 1e-3},
@@ -99,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
     _add_common_arguments(run, ROOT / "runs" / "smollm2.jsonl")
 
-    commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
+    commands.add_parser("pools", help="initial success rates of the pools")
     return top
 
 

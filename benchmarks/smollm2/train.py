@@ -176,29 +176,6 @@ class EvaluationsByRollouts(Evaluations):
         super()._evaluate(step)
 
 
-def trainer_arguments(
-    spec: Spec, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str
-) -> dict[str, Any]:
-    """What the trainer of a spec's method is made of, apart from its reward and its callbacks.
-
-    Args:
-        spec (`Spec`): The run.
-        model (`PreTrainedModel`): See [`load`].
-        tokenizer (`PreTrainedTokenizerBase`): See [`load`].
-        folder (`str`): The trainer's output folder.
-    """
-    method = find(spec.method)
-    _, config_class = method.classes()
-    return {
-        "model": model,
-        "args": config_class(**{**config_options(spec, folder), **method.options}),
-        "train_dataset": Dataset.from_list(POOLS[spec.pool].rows(spec.seed, tokenizer)),
-        "processing_class": tokenizer,
-        # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
-        "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),
-    }
-
-
 def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     """Train a spec.
 
@@ -210,9 +187,19 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     torch.set_num_threads(1)
     pool = POOLS[spec.pool]
     model, tokenizer = load(weights, pool.end)
-    trainer_class, _ = find(spec.method).classes()
+    method = find(spec.method)
+    trainer_class, config_class = method.classes()
     tally = Tally(pool.reward, spec.group_size)
     evaluations = EvaluationsByRollouts(spec, tokenizer, tally, sink)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = trainer_arguments(spec, model, tokenizer, folder)
-        train_counted(trainer_class, evaluations, reward_funcs=tally, **arguments)
+        train_counted(
+            trainer_class,
+            evaluations,
+            model=model,
+            reward_funcs=tally,
+            args=config_class(**{**config_options(spec, folder), **method.options}),
+            train_dataset=Dataset.from_list(pool.rows(spec.seed, tokenizer)),
+            processing_class=tokenizer,
+            # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),
+        )

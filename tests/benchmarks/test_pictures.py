@@ -1,11 +1,12 @@
 """The pictures of a run: every group is in one of the areas, and a run without a kind of groups is drawn."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks.pictures import KINDS, RECORDED, draw, ranges, shares
+from benchmarks.pictures import COMMITTED_RUNS, KINDS, RECORDED, TRIAL, draw, ranges, shares
 from trl_dataeff.analysis.recorded import RecordedRun
 
 
@@ -27,14 +28,22 @@ def test_ranges_are_those_of_the_default_and_leave_out_what_was_not_measured():
     runs = [
         {
             "method": "default",
+            "seed": 41,
             "evaluations": {**empty, "groups": [0, 10], "effective_groups": [0, 5], "entropy": [None, 1]},
         },
         {
             "method": "default",
+            "seed": 41,
             "evaluations": {**empty, "groups": [10, 10], "effective_groups": [1, 9], "entropy": [2, 3]},
         },
         {
             "method": "uniform",
+            "seed": 41,
+            "evaluations": {**empty, "groups": [10, 10], "effective_groups": [0, 0], "entropy": [9, 9]},
+        },
+        {
+            "method": "default",
+            "seed": TRIAL[0],
             "evaluations": {**empty, "groups": [10, 10], "effective_groups": [0, 0], "entropy": [9, 9]},
         },
     ]
@@ -43,6 +52,21 @@ def test_ranges_are_those_of_the_default_and_leave_out_what_was_not_measured():
     assert found["effective"] == pytest.approx((0.14, 0.86))
     assert found["entropy"] == pytest.approx((1.1, 2.9))
     assert found["replay_ess"] == (0.5, 0.5)
+
+
+def test_the_page_has_the_ranges_of_the_committed_runs():
+    page = (Path(__file__).parents[2] / "docs" / "reading.md").read_text(encoding="utf-8")
+    metrics = {
+        "effective": "effective_ratio",
+        "entropy": "entropy",
+        "replay_ess": "replay/ess",
+        "replay_clipped": "replay/clipped_share",
+    }
+    found = ranges(COMMITTED_RUNS.read_text(encoding="utf-8").splitlines())
+    assert found.keys() == metrics.keys()
+    for name, (low, high) in found.items():
+        row = f"| `{metrics[name]}` | {low:.2f} to {high:.2f}"
+        assert row in page, "python -m benchmarks.pictures prints the ranges"
 
 
 def test_a_run_is_drawn_the_same_each_time(groups, tmp_path):
