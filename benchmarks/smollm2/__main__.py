@@ -38,10 +38,8 @@ class Part(NamedTuple):
     rollouts: int = 2400  # planned
 
 
-def _trials(
-    pool: str, rates: Iterable[float], methods: Sequence[str] = TRIED, eval_every: int = 800, rollouts: int = 2400
-) -> list[Part]:
-    return [Part(pool, dict.fromkeys(methods, rate), TRIAL, eval_every, rollouts=rollouts) for rate in rates]
+def _trials(pool: str, rates: Iterable[float], eval_every: int = 800, rollouts: int = 2400) -> list[Part]:
+    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every, rollouts=rollouts) for rate in rates]
 
 
 STUDY = (
@@ -55,14 +53,15 @@ STUDY = (
         range(41, 46),
     ),
     *_trials("gym", (1e-3, 2e-3), eval_every=1200),
-    Part("gym", {"selection": 4e-3}, TRIAL, eval_every=1200),  # it was better at the higher of the two
+    # A third rate on the side where each was better, or level
+    Part("gym", {"compact": 4e-3, "selection": 4e-3, "default": 4e-3, "share": 5e-4}, TRIAL, eval_every=1200),
     Part(
         "gym",
         dict.fromkeys(("uniform", "compact", "selection", "default"), 2e-3),
         range(41, 46),
         eval_every=600,
     ),
-    *_trials("worked", (1e-3, 2e-3, 4e-3), ("compact", "selection", "default"), eval_every=640, rollouts=640),
+    *_trials("worked", (1e-3, 2e-3, 4e-3), eval_every=640, rollouts=640),
     # Each at its best rate
     Part(
         "worked",
