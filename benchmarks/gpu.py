@@ -33,7 +33,7 @@ from benchmarks.smollm2.train import Spec, planned, run
 
 
 RUNS = Path(__file__).resolve().parent / "results" / "gpu.jsonl"
-METHODS = ("uniform", "selection", "default")
+METHODS = ("uniform", "compact", "selection", "fill")
 SEEDS = (41, 42, 43, 44, 45)
 #: Plain GRPO's best in 38 steps on a CPU
 RATES = {"mixed": 1e-3, "gym": 2e-3}

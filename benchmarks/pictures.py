@@ -110,6 +110,8 @@ def train(folder: str, **options: Any) -> RecordedRun:
     held_out = rows(SOLVABLE, range(3, 10))
     args = DataEfficientGRPOConfig(
         folder,
+        selection="dots",
+        replay="fill",
         per_device_train_batch_size=64,
         num_generations=8,
         max_completion_length=1,
@@ -189,7 +191,8 @@ def sentence(run: RecordedRun, first: int, last: int) -> str:
 
 def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
     """
-    Return where nine of ten values of each metric lie, in runs of the default but those that tried learning rates.
+    Return where nine of ten values of each metric lie, in runs with selection and replay. Runs that tried learning
+    rates are left out.
 
     Args:
         lines (`Iterable[str]`): JSON objects, a run each; its `evaluations` have means since the one before.
@@ -200,7 +203,7 @@ def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
     values: dict[str, list[float]] = {name: [] for name in ("effective", *RECORDED)}
     for line in lines:
         run = json.loads(line)
-        if run["method"] != "default" or run["seed"] in TRIAL:
+        if run["method"] != "fill" or run["seed"] in TRIAL:
             continue
         evaluations = run["evaluations"]
         for groups, effective in zip(evaluations["groups"], evaluations["effective_groups"], strict=True):

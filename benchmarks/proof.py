@@ -51,7 +51,7 @@ COLOURS = {
     BASELINE: "#808080",
     "compact": "#C49A00",
     "selection": "#D55E00",
-    "default": "#2F8FD8",
+    "fill": "#2F8FD8",
 }
 INK = "#7A7A7A"  # of text and axes, for the same reason
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
@@ -61,26 +61,29 @@ FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 
 
 def conditions_table() -> str:
-    """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
+    """
+    Plain GRPO, and selection and replay, at equal rollouts and steps, in settings in which the latter might not help.
+    """
     runs = runs_of_study("conditions")
     rows = []
     for name, (pool, fields) in CONDITIONS.items():
         spec = RunSpec(BASELINE, 0, pool, "", **fields)
         own = [run for run in runs if _has_setting(run, spec)]
         baseline = [run for run in own if run.method == BASELINE]
-        default = [run for run in own if run.method == "default"]
-        if default:
+        both = [run for run in own if run.method == "fill"]
+        if both:
             rows.append(
                 [
                     name,
                     f"{spec.learning_rate:g}",
                     tables.mean([run.effective_share() for run in baseline], digits=2),
                     tables.mean(ends(baseline)),
-                    tables.mean(ends(default)),
-                    tables.difference(above(default, baseline)),
+                    tables.mean(ends(both)),
+                    tables.difference(above(both, baseline)),
                 ]
             )
-    header = ["setting", "learning rate", "effective groups", "plain GRPO", "default", "difference"]
+    methods = [tables.title(BASELINE), tables.title("fill")]
+    header = ["setting", "learning rate", "effective groups", *methods, "difference"]
     return tables.markdown(header, rows)
 
 
@@ -125,6 +128,7 @@ def pretrained_suites() -> dict[str, Settings]:
     return {
         "short questions": pretrained_runs("mixed"),
         "reasoning-gym": pretrained_runs("gym"),
+        "worked solutions": pretrained_runs("worked"),
     }
 
 
@@ -150,12 +154,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
     "mixed": lambda: savings_table(pretrained_runs("mixed")),
-    "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "default")),
+    "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "fill")),
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
     "gym": lambda: savings_table(pretrained_runs("gym")),
-    "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "default")),
+    "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "fill")),
     "worked": lambda: savings_table(pretrained_runs("worked")),
     "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),
+    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill")),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 

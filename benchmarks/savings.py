@@ -30,9 +30,9 @@ HEADER = [
 
 
 #: Methods of the summary, in its order
-SUMMARIZED = ("compact", "selection", "default", "share")
+SUMMARIZED = ("compact", "selection", "fill", "share")
 #: Methods whose steps are compared: each has as many groups in a step
-STEPS_OF = (BASELINE, "compact", "selection", "default")
+STEPS_OF = (BASELINE, "compact", "selection", "fill")
 
 
 class Setting(NamedTuple):
@@ -317,8 +317,8 @@ def group_sizes_table(settings: Settings, target: float) -> str:
     """A table with a row for each size of a group.
 
     Args:
-        settings (`Settings`): Runs of plain GRPO and of the default, each at one rate, with equally many rollouts a
-            step, see [`by_setting`].
+        settings (`Settings`): Runs of plain GRPO, and with selection and replay, each at one rate, with equally many
+            rollouts a step, see [`by_setting`].
         target (`float`): An accuracy.
 
     Returns:
@@ -330,10 +330,10 @@ def group_sizes_table(settings: Settings, target: float) -> str:
     rows = []
     for (group_size, prompts), runs in sorted(runs_of.items()):
         row = [str(group_size), str(prompts), str(len(runs[BASELINE]))]
-        for method in (BASELINE, "default"):
+        for method in (BASELINE, "fill"):
             needs = [reach(run.column("rollouts"), run.column(ACCURACY), target) for run in runs[method]]
             row.append(rollouts_cell(needs))
-        for method in (BASELINE, "default"):
+        for method in (BASELINE, "fill"):
             row.append(tables.mean([run.column(ACCURACY)[-1] for run in runs[method]]))
         rows.append(row)
     header = [
@@ -341,9 +341,9 @@ def group_sizes_table(settings: Settings, target: float) -> str:
         "groups a step",
         "seeds",
         f"plain GRPO: rollouts to accuracy {target:g}",
-        f"default: rollouts to accuracy {target:g}",
+        f"selection and replay: rollouts to accuracy {target:g}",
         "plain GRPO: end",
-        "default: end",
+        "selection and replay: end",
     ]
     return tables.markdown(header, rows)
 

@@ -14,10 +14,10 @@ from benchmarks.curves import band, geometric_mean
 TITLES = {
     "uniform": "plain GRPO",
     "compact": "plain GRPO, faster update",
-    "default": "default",
     "selection": "selection alone",
-    "fill": "replay alone",
-    "shuffled": "default, embeddings shuffled",
+    "fill": "selection and replay",
+    "replay": "replay alone",
+    "shuffled": "selection and replay, embeddings shuffled",
     "share": "half of the batch replayed",
     "dynamic": "dynamic sampling",
     "greso": "GRESO",

@@ -8,8 +8,8 @@ Train in an environment: guess a number between 1 and 100, told each time whethe
         --max_completion_length 1024 --max_steps 200 --output_dir outputs/environment
 
 `environment_factory` is TRL's. An environment prepares its own prompts, so there is nothing to select, replay or
-refill from: training is that of `GRPOTrainer`, and the logs say under `dataeff/` which share of the groups carried a
-gradient.
+refill from: training is that of `GRPOTrainer` with a faster update, and the logs say under `dataeff/` which share of
+the groups carried a gradient.
 """
 
 from datasets import Dataset
@@ -52,8 +52,6 @@ class GuessTheNumber:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
-    # Everything off, so that the run says nothing about methods that it cannot use
-    parser.set_defaults(selection="uniform", replay="off")
     training_args, model_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

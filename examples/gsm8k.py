@@ -9,8 +9,8 @@ Fine-tune a language model on GSM8K with LoRA, on one GPU. Only the imports diff
         --max_completion_length 512 --max_steps 300 --eval_strategy steps --eval_steps 50 \
         --output_dir outputs/gsm8k
 
-With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, add `--selection uniform --replay off
---compact_update false` and another `--output_dir`, then run `trl-dataeff report` on both folders.
+With vLLM, add `--use_vllm --vllm_mode colocate`. For selection and replay, add `--selection dots --replay fill` and
+another `--output_dir`, then run `trl-dataeff report` on both folders.
 """
 
 from datasets import load_dataset

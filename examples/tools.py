@@ -7,8 +7,8 @@ Train a model to use a tool: a calculator for products that are too large to do 
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 512 --max_steps 200 --output_dir outputs/tools
 
-`tools` is TRL's. Prompts are selected and groups are replayed as without tools: what a tool answered is stored with
-the completion, masked out of the loss, and a replayed group calls no tool again.
+`tools` is TRL's. With `--selection dots --replay fill`, prompts are selected and groups are replayed as without tools:
+what a tool answered is stored with the completion, masked out of the loss, and a replayed group calls no tool again.
 """
 
 import random

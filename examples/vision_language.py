@@ -55,7 +55,7 @@ def make_dataset(n: int) -> Dataset:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
-    parser.set_defaults(selection="dots")
+    parser.set_defaults(selection="dots", replay="fill")
     training_args, model_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -38,7 +38,7 @@ OF_TRL = {
 }
 #: What we add
 OF_OURS = {
-    "selection": ["auto", "uniform", "dots", "greso"],
+    "selection": ["uniform", "dots", "greso"],
     "replay": ["fill", "share", "off"],
     "replay_fraction": [0.25, 0.5],
     "replay_order": ["newest", "random"],

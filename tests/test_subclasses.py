@@ -353,7 +353,6 @@ def test_a_copy_of_trls_method_is_told_that_nothing_is_selected(tmp_path, caplog
     ours = run(
         tmp_path / "b",
         named("Our", ReplacesGeneration, DataEfficientGRPOTrainer),
-        selection="auto",
         replay="fill",
         **options,
     )

@@ -36,7 +36,7 @@ class WithMethod(GRPOConfig):
 
 
 def test_a_grpo_config_that_two_trainers_share(tmp_path):
-    """It is not changed, what is saved has its class, and ours selects prompts and replays groups."""
+    """It is not changed, what is saved has its class, and our trainer has its own defaults."""
     args, tokenizer = WithMethod(str(tmp_path), **SMALL), tiny_tokenizer()
     args.max_steps, args.learning_rate = 2, 0.25
     before, data = dict(args.__dict__), {"train_dataset": plain_dataset(), "processing_class": tokenizer}
@@ -50,8 +50,8 @@ def test_a_grpo_config_that_two_trainers_share(tmp_path):
         rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
         assert rates == [0.25, 0.125]
     assert first.args.described() == "42"
-    assert first.selector.name == "dots"
-    assert any("dataeff/rollouts_replayed" in log for log in first.state.log_history)
+    assert first.selector.name == "uniform"
+    assert any("dataeff/update/tokens_saved" in log for log in first.state.log_history)
     first.save_model(tmp_path / "model")
     saved = torch.load(tmp_path / "model" / "training_args.bin", weights_only=False)
     assert isinstance(saved, WithMethod)
@@ -89,7 +89,9 @@ def test_overridden_methods_take_what_they_take_in_trl():
         assert named == [(p.name, p.default) for p in trls][: len(named) if passes_on else None], name
 
 
-@pytest.mark.parametrize("fields", [{"selection": "auto", **FILL}, DYNAMIC], ids=["defaults", "dynamic sampling"])
+@pytest.mark.parametrize(
+    "fields", [{"selection": "dots", **FILL}, DYNAMIC], ids=["selection and replay", "dynamic sampling"]
+)
 def test_epochs_decide_the_number_of_steps_as_in_trl(tmp_path, fields):
     """24 prompts, two for each step."""
     trainer = train_briefly(tmp_path, "off", max_steps=-1, num_train_epochs=2, **fields)

@@ -11,7 +11,7 @@ from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_br
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
+from trl_dataeff.selection import GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
 from trl_dataeff.validation import (
@@ -68,26 +68,13 @@ def test_streams_and_environments_cannot_be_selected_from(fields, selector):
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason", "cannot_embed", "expected"),
-    [
-        ({}, None, False, DotsSelector),
-        ({"selector_args": {"coverage": 0.3}}, "tools with images", False, UniformSelector),
-        ({}, None, True, GresoSelector),
-        ({"prompt_embedding": "some/model"}, None, True, DotsSelector),
-        ({"selection": "greso"}, "tools with images", True, GresoSelector),
-    ],
-)
-def test_what_auto_stands_for(fields, reason, cannot_embed, expected):
-    assert type(resolve_selector(config(**fields), None, reason, cannot_embed)) is expected
-
-
-@pytest.mark.parametrize(
     ("fields", "selector", "error", "message"),
     [
         ({"selection": "dost"}, None, ValueError, "`dots`"),
         ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init`"),
-        ({"selector_args": {"threshold": 2}}, None, ValueError, "`threshold`"),
-        ({"selector_args": {"predictor": "logistics"}}, None, ValueError, "`logistic`"),
+        ({"selection": "dots", "selector_args": {"threshold": 2}}, None, ValueError, "`threshold`"),
+        ({"selection": "dots", "selector_args": {"predictor": "logistics"}}, None, ValueError, "`logistic`"),
+        ({"selector_args": {"threshold": 0.5}}, None, ValueError, "UniformSelector has no argument `threshold`"),
         ({"selection": "greso"}, UniformSelector(), ValueError, "'greso'"),
         ({"selector_args": {"shuffle": False}}, UniformSelector(), ValueError, "`selector_args="),
         ({}, GresoSelector, TypeError, "GresoSelector"),
@@ -171,11 +158,11 @@ def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform
 
 def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog_transformers):
     stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
-    options = {"selection": "auto", "max_steps": 3, **FILL}
+    options = {"max_steps": 3, **FILL}
     trainer = run(tmp_path, Watched, trainer=stream, **options)
     assert trainer.collector.buffer is None
     assert [len(batch.generated) for batch in trainer.batches] == [2, 2, 2]
-    assert len(messages(caplog_transformers, "'uniform'")) == 1
+    assert len(messages(caplog_transformers, "streaming")) == 1
 
 
 def with_dropout(p):
@@ -191,6 +178,9 @@ def with_dropout(p):
         ({"replay": "share"}, ["1 places"]),
         ({"replay": "share", "replay_fraction": 0.1}, ["`replay_fraction=0.1`"]),
         ({"replay_fraction": 0.3}, ["`replay='share'`"]),
+        ({"replay_max_age": None, "replay_clip": "proximal"}, ["`replay_max_age=None`", "`replay_clip='proximal'`"]),
+        ({**DYNAMIC, "replay_clip": "proximal", "replay_capacity": 9}, ["`replay_capacity=9`", "4 rounds"]),
+        ({"prompt_embedding": "some/model"}, ["`selection='dots'`"]),
         ({"rollout_margin": 2.0}, ["`max_rollout_rounds`"]),
         (with_dropout(0.5), ["fill", "dropout"]),
         ({**with_dropout(0.5), "disable_dropout": True}, ["fill"]),

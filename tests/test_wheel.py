@@ -63,4 +63,4 @@ def test_the_command_runs_in_an_empty_environment(dist, tmp_path):
     listed = run(command, "recipes", "list", **options).splitlines()
     for path in ROOT.glob("recipes/**/*.yaml"):
         assert path.relative_to(ROOT / "recipes").with_suffix("").as_posix() in listed
-    run(command, "recipes", "validate", "SmolLM2-135M-Instruct/short_answers/default", **options)
+    run(command, "recipes", "validate", "SmolLM2-135M-Instruct/short_answers/dots", **options)

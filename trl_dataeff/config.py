@@ -14,9 +14,6 @@ from trl.trainer.utils import get_config_model_id
 from trl_dataeff.utils import UserError, choice_problem, number_problem
 
 
-AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
-
-
 @dataclass
 class DataEfficientGRPOConfig(GRPOConfig):
     r"""
@@ -26,8 +23,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
     rolled out, rollout replay, the update, and how a run ends. Each field has its help in its `metadata`. The command
     line and the documentation's page on the configuration show it.
 
-    With `selection="uniform"`, `replay="off"` and `compact_update=False`, training is that of
-    [`~trl.GRPOTrainer`], to the last bit.
+    By default, training is that of [`~trl.GRPOTrainer`] up to rounding, with a faster update. With
+    `compact_update=False`, it is that of [`~trl.GRPOTrainer`] to the last bit. Selection and replay are switched on
+    with `selection="dots"` and `replay="fill"`.
 
     In the help, B is the number of groups trained on per generation batch
     (`generation_batch_size / num_generations`), and G is `num_generations`. A *group* is the G completions of one
@@ -43,12 +41,10 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     # Parameters that control which prompts are rolled out
     selection: str = field(
-        default="auto",
+        default="uniform",
         metadata={
-            "help": 'Selector of the prompts. `"auto"`: `"dots"` where prompts can be chosen and embedded; '
-            '`"uniform"` for a streaming dataset, prompts from an environment, or tools that may answer with images; '
-            '`"greso"` for a policy that is sharded so that it cannot embed prompts. `"uniform"`: shuffled passes, as '
-            'in `GRPOTrainer`. `"dots"`: prefers prompts whose groups are likely to have a gradient, after [arXiv '
+            "help": 'Selector of the prompts. `"uniform"`: shuffled passes, as in `GRPOTrainer`. `"dots"`: prefers '
+            "prompts whose groups are likely to have a gradient, after [arXiv "
             '2506.05316](https://huggingface.co/papers/2506.05316). `"dots_paper"`: the method as published there, '
             'with reference rollouts. `"greso"`: skips prompts with repeated zero-variance groups, [arXiv '
             "2506.02177](https://huggingface.co/papers/2506.02177). Any other value is the name of a registered "
@@ -96,12 +92,12 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     # Parameters that control rollout replay
     replay: Literal["fill", "share", "off"] = field(
-        default="fill",
+        default="off",
         metadata={
-            "help": '`"fill"`: stored groups take the places of zero-variance groups. A step generates as many '
-            'rollouts as with `GRPOTrainer`. `"share"`: stored groups take `replay_fraction` of the places, and only '
-            'the others are generated, as in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316). `"off"`: '
-            "nothing is replayed."
+            "help": '`"off"`: nothing is replayed. `"fill"`: stored groups take the places of zero-variance groups. A '
+            'step generates as many rollouts as with `GRPOTrainer`. `"share"`: stored groups take `replay_fraction` '
+            "of the places, and only the others are generated, as in [arXiv "
+            "2506.05316](https://huggingface.co/papers/2506.05316)."
         },
     )
     replay_fraction: float = field(

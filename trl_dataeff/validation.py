@@ -6,14 +6,14 @@ on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers.utils import logging
 
-from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
+from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
@@ -36,28 +36,26 @@ def resolve_selector(
     args: DataEfficientGRPOConfig,
     selector: Selector | None = None,
     reason: str | None = None,
-    cannot_embed: bool = False,
     world_size: int = 1,
 ) -> Selector:
     """
     The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. A first call,
-    before the model is loaded, does without the last three arguments.
+    before the model is loaded, does without the last two arguments.
 
     Args:
         args ([`DataEfficientGRPOConfig`]): the configuration.
         selector ([`Selector`], *optional*): that was given to the trainer.
         reason (`str`, *optional*): see [`unsupported_reason`].
-        cannot_embed (`bool`, *optional*, defaults to `False`): whether the policy is sharded so that it cannot embed.
         world_size (`int`, *optional*, defaults to `1`): number of processes.
 
     Raises:
         `TypeError` or `ValueError`: the selector cannot be made or used.
     """
     if selector is None:
-        selector = _named_selector(args, reason, cannot_embed)
+        selector = _named_selector(args)
     elif not isinstance(selector, Selector):
         raise TypeError(f"`selector` is {selector!r}; it takes an instance of `trl_dataeff.Selector`.")
-    elif args.selection != "auto" or args.selector_args:
+    elif args.selection != "uniform" or args.selector_args:
         raise ValueError(
             f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and "
             f"`selector_args={args.selector_args!r}`, which make a selector by its name. Leave these two out, or "
@@ -75,22 +73,11 @@ def resolve_selector(
     return selector
 
 
-def _named_selector(args: DataEfficientGRPOConfig, reason: str | None, cannot_embed: bool) -> Selector:
-    name = args.selection
+def _named_selector(args: DataEfficientGRPOConfig) -> Selector:
     arguments: dict[str, Any] = dict(args.selector_args or {})  # type: ignore[arg-type]  # no text any more
-    if name == "auto":
-        # What it falls back to does not take the arguments of DOTS
-        if reason is not None:
-            name = "uniform"
-            arguments = {}
-        elif cannot_embed and args.prompt_embedding == "policy":
-            name = "greso"
-            arguments = {}
-        else:
-            name = AUTO_SELECTION
-    if name == "uniform":
+    if args.selection == "uniform":
         arguments.setdefault("shuffle", args.shuffle_dataset)
-    return make_selector(name, arguments)
+    return make_selector(args.selection, arguments)
 
 
 # What is not possible
@@ -152,7 +139,7 @@ def check_dataset(
         `UserError`: says what is wrong, and how to fix it.
     """
     if not isinstance(dataset, Dataset):
-        needs_rows = selector is not None or args.selection not in ("auto", "uniform") or args.max_rollout_rounds > 1
+        needs_rows = selector is not None or args.selection != "uniform" or args.max_rollout_rounds > 1
         if needs_rows:
             raise UserError(
                 f"`train_dataset` is of type {type(dataset).__name__}; a selector and `max_rollout_rounds` above 1 "
@@ -276,7 +263,7 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
 
 
 def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes) -> None:
-    """Warn, on the main process, of a share or a margin of rollouts that has no effect beside the other options."""
+    """Warn, on the main process, of fields that have no effect beside the others."""
     if not processes.is_main:
         return
     if args.replay == "share" and not replays(args, processes.world_size):
@@ -285,10 +272,29 @@ def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes)
             "replayed. Raise it, `per_device_train_batch_size` or `gradient_accumulation_steps`, or use "
             "`replay='fill'`."
         )
-    if args.replay != "share" and args.replay_fraction != DataEfficientGRPOConfig.replay_fraction:
-        logger.warning(f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`.")
-    if args.max_rollout_rounds == 1 and args.rollout_margin != DataEfficientGRPOConfig.rollout_margin:
-        logger.warning(f"`rollout_margin={args.rollout_margin}` has no effect without `max_rollout_rounds` above 1.")
+    for name, needed in _unused_fields(args):
+        value = getattr(args, name)
+        if value != getattr(DataEfficientGRPOConfig, name):
+            logger.warning(f"`{name}={value!r}` has no effect without {needed}.")
+
+
+def _unused_fields(args: DataEfficientGRPOConfig) -> Iterator[tuple[str, str]]:
+    """Fields that have no effect, whatever their value, and what they need."""
+    has_rounds = args.max_rollout_rounds > 1
+    if not has_rounds:
+        yield "rollout_margin", "`max_rollout_rounds` above 1"
+    if args.selection in ("uniform", "greso"):
+        yield "prompt_embedding", "`selection='dots'`"
+    if args.replay != "share":
+        yield "replay_fraction", "`replay='share'`"
+    if args.replay == "off":
+        replay = "`replay='fill'` or `replay='share'`"
+        for name in ("replay_capacity", "replay_max_age", "replay_order"):
+            yield name, replay
+        # The loss of groups that a round leaves for the next batch is corrected, too
+        if not has_rounds:
+            yield "replay_clip", replay
+            yield "replay_ratio_cap", replay
 
 
 def warn_of_unsupported_reuse(
@@ -305,9 +311,8 @@ def warn_of_unsupported_reuse(
     """
     if reason is None and corrects_loss:
         return
-    auto_is_uniform = reason is not None and config.selection == "auto"
     asks_for_reuse = config.replay != "off" or config.max_rollout_rounds > 1
-    if not processes.is_main or not (asks_for_reuse or auto_is_uniform):
+    if not processes.is_main or not asks_for_reuse:
         return
     if reason is None:
         why = (
@@ -315,8 +320,6 @@ def warn_of_unsupported_reuse(
             "without calling `DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import "
             "`trl_dataeff.trainer` before `unsloth`): "
         )
-    elif auto_is_uniform:
-        why = f"With {reason}, `selection='auto'` is 'uniform', and "
     else:
         why = f"With {reason}, "
     logger.warning(f"{why}each batch is one round of rollouts without replay.")

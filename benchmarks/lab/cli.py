@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the commands import the numerical libraries when they run
 
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_METHODS = ("uniform", "default")
+QUICK_METHODS = ("uniform", "fill")
 QUICK_STEPS = 60
 QUICK_ROLLOUTS = QUICK_STEPS * 128
 
@@ -29,8 +29,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--methods",
         nargs="+",
-        default=["uniform", "default", "oracle"],
-        help="names, each with changes of its config if you like: default,replay=off,threshold=0.5",
+        default=["uniform", "fill", "oracle"],
+        help="names, each with changes of its config if you like: fill,replay_max_age=10,threshold=0.5",
     )
     run.add_argument("--pool", default="first", help="one of those in benchmarks/lab/pools.py")
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--pools", nargs="+", help="run these alone")
     _add_common_arguments(study, ROOT / "benchmarks" / "results" / "lab")
 
-    quick = commands.add_parser("quick", help="plain GRPO and the defaults: 2 seeds, under 15 minutes on 2 cores")
+    quick = commands.add_parser(
+        "quick", help="plain GRPO, and selection and replay: 2 seeds, under 15 minutes on 2 cores"
+    )
     _add_common_arguments(quick, ROOT / "runs" / "lab-quick")
     quick.set_defaults(workers=2)
 

@@ -1,7 +1,7 @@
 """The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
 
-A variation needs none: `default,replay=off` is the method `default` with that field of its config changed, and
-`default,threshold=0.5` with that argument of its selector.
+A variation needs none: `fill,replay_max_age=10` is the method `fill` with that field of its config changed, and
+`fill,threshold=0.5` with that argument of its selector.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ class Method:
         if self.config == OUR_CONFIG:
             settings.update(_own_defaults())
         settings.update(self.options)
-        if settings.get("selection") == "auto":
-            from trl_dataeff.config import AUTO_SELECTION
-
-            settings["selection"] = AUTO_SELECTION
         if settings.get("selection") == "dots":
             given = settings["selector_args"] or {}
             settings["selector_args"] = {**_arguments("dots"), **given}
@@ -78,29 +74,22 @@ def _ours(what: str, **options: Any) -> Method:
 
 
 METHODS = {
-    "default": _ours("the package as it comes: DOTS selection, replay fills the batch, and the update is compact"),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
-    "compact": _ours(
-        "GRPOTrainer, whose update computes only what has a gradient, and that once",
-        selection="uniform",
-        replay="off",
-        compact_update=True,
-    ),
-    "selection": _ours("DOTS selection alone", replay="off"),
+    "compact": _ours("the package as it comes: GRPOTrainer, whose update computes only what has a gradient"),
+    "selection": _ours("DOTS selection alone", selection="dots"),
+    "fill": _ours("DOTS selection, and replay fills the batch", selection="dots", replay="fill"),
+    "share": _ours("DOTS selection, and half of each batch replayed", selection="dots", replay="share"),
     "shuffled": _ours(
-        "the package as it comes, with the embedding of another prompt for each",
+        "DOTS selection with the embedding of another prompt for each, and replay fills the batch",
         selection="benchmarks.lab.shuffled.ShuffledDots",
+        replay="fill",
     ),
-    "fill": _ours("replay fills the batch, with uniform selection", selection="uniform"),
-    "share": _ours("DOTS selection, and half of each batch replayed", replay="share"),
-    "dynamic": _ours(
-        "zero-variance groups dropped, batch refilled", selection="uniform", replay="off", max_rollout_rounds=4
-    ),
-    "greso": _ours("prompts with repeated zero-variance groups are skipped", selection="greso", replay="off"),
+    "replay": _ours("replay fills the batch, with uniform selection", replay="fill"),
+    "dynamic": _ours("zero-variance groups dropped, batch refilled", max_rollout_rounds=4),
+    "greso": _ours("prompts with repeated zero-variance groups are skipped", selection="greso"),
     "greso_dynamic": _ours(
         "GRESO as published: skipping, and zero-variance groups dropped and refilled with a margin of 1.25",
         selection="greso",
-        replay="off",
         max_rollout_rounds=4,
         rollout_margin=1.25,
     ),

@@ -10,7 +10,7 @@ from trl_dataeff.selection import DotsSelector, SelectorContext
 
 
 class ShuffledDots(DotsSelector):
-    """The default selection, which can learn about a prompt from its own groups alone."""
+    """DOTS selection, which can learn about a prompt from its own groups alone."""
 
     def bind(self, context: SelectorContext) -> None:
         embeddings = context.embeddings()

@@ -49,7 +49,7 @@ def same_fields(methods: Iterable[str], fields: Fields) -> dict[str, Fields]:
     return dict.fromkeys(methods, fields)
 
 
-BOTH = ("uniform", "default")
+BOTH = ("uniform", "fill")
 #: Plain GRPO's best rate on the first pool
 PLAIN_RATE = {"learning_rate": 5e-5}
 #: That of the methods that select
@@ -69,7 +69,7 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
 }
 #: By which each method's learning rate was chosen. `compact` stands for plain GRPO, too: its weights are the same but
 #: for rounding
-TRIED_METHODS: dict[str, Fields] = {"compact": {}, "selection": {}, "default": {}, "share": {"steps": 200}}
+TRIED_METHODS: dict[str, Fields] = {"compact": {}, "selection": {}, "fill": {}, "share": {"steps": 200}}
 TRIED_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 #: Completions of a group, and groups of a step, with equally many rollouts in it
 GROUP_SIZES = {2: 64, 4: 32, 16: 8}
@@ -77,7 +77,7 @@ STUDIES: dict[str, tuple[Part, ...]] = {
     "trials": tuple(
         Part(("first",), (48, 49), with_fields(TRIED_METHODS, {"learning_rate": rate})) for rate in TRIED_RATES
     ),
-    # Time and rollouts to plain GRPO's end, each method at its best rate, and the default at plain GRPO's, too
+    # Time and rollouts to plain GRPO's end, each method at its best rate; selection and replay at plain GRPO's, too
     "time": (
         Part(
             ("first",),
@@ -86,11 +86,11 @@ STUDIES: dict[str, tuple[Part, ...]] = {
                 "uniform": PLAIN_RATE,
                 "compact": PLAIN_RATE,
                 "selection": SELECTION_RATE,
-                "default": SELECTION_RATE,
+                "fill": SELECTION_RATE,
                 "share": {"steps": 200, **SELECTION_RATE},
             },
         ),
-        Part(("first",), range(62, 72), {"default": PLAIN_RATE}),
+        Part(("first",), range(62, 72), {"fill": PLAIN_RATE}),
     ),
     "groups": tuple(
         Part(
@@ -98,7 +98,7 @@ STUDIES: dict[str, tuple[Part, ...]] = {
             range(62, 67),
             {
                 "uniform": {"group_size": size, "prompts": groups, **PLAIN_RATE},
-                "default": {"group_size": size, "prompts": groups, **SELECTION_RATE},
+                "fill": {"group_size": size, "prompts": groups, **SELECTION_RATE},
             },
         )
         for size, groups in GROUP_SIZES.items()
@@ -109,7 +109,7 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         for pool, fields in CONDITIONS.values()
     ),
     # What selection does if a prompt's text says nothing about it
-    "text": (Part(("first",), range(46, 51), same_fields(("uniform", "greso", "shuffled", "default"), PLAIN_RATE)),),
+    "text": (Part(("first",), range(46, 51), same_fields(("uniform", "greso", "shuffled", "fill"), PLAIN_RATE)),),
 }
 
 

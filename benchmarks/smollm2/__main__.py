@@ -22,7 +22,7 @@ WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 #: Of the trials, by which each method's learning rate is chosen
 TRIAL = (20,)
 #: What the trials compare. `compact` stands for plain GRPO, too: its weights are the same but for rounding
-TRIED = ("compact", "selection", "default", "share")
+TRIED = ("compact", "selection", "fill", "share")
 #: The keys of `POOLS`, which imports the numerical libraries
 POOL_NAMES = ("mixed", "unsolvable", "learnable", "gym", "worked")
 
@@ -46,18 +46,18 @@ STUDY = (
     *_trials("mixed", (5e-4, 1e-3, 2e-3)),
     # These two were best at the lowest of the three
     Part("mixed", {"selection": 2.5e-4, "share": 2.5e-4}, TRIAL, eval_every=800),
-    # Each method at its best rate, which is plain GRPO's for the default
+    # Each method at its best rate, which is plain GRPO's with replay
     Part(
         "mixed",
-        {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "default": 1e-3, "share": 5e-4},
+        {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "fill": 1e-3, "share": 5e-4},
         range(41, 46),
     ),
     *_trials("gym", (1e-3, 2e-3), eval_every=1200),
     # A third rate on the side where each was better, or level
-    Part("gym", {"compact": 4e-3, "selection": 4e-3, "default": 4e-3, "share": 5e-4}, TRIAL, eval_every=1200),
+    Part("gym", {"compact": 4e-3, "selection": 4e-3, "fill": 4e-3, "share": 5e-4}, TRIAL, eval_every=1200),
     Part(
         "gym",
-        dict.fromkeys(("uniform", "compact", "selection", "default"), 2e-3),
+        dict.fromkeys(("uniform", "compact", "selection", "fill"), 2e-3),
         range(41, 46),
         eval_every=600,
     ),
@@ -65,7 +65,7 @@ STUDY = (
     # Each at its best rate
     Part(
         "worked",
-        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "default": 1e-3},
+        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "fill": 1e-3},
         range(41, 44),
         rollouts=640,
     ),
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _add_common_arguments(study, RUNS)
 
     run = commands.add_parser("run", help="runs of your own choice")
-    run.add_argument("--methods", nargs="+", default=["uniform", "default"], help="`default,replay=off` sets a field")
+    run.add_argument("--methods", nargs="+", default=["uniform", "fill"], help="`fill,replay=off` sets a field")
     run.add_argument(
         "--pools", nargs="+", choices=POOL_NAMES, default=["mixed"], help="the questions (default: mixed)"
     )

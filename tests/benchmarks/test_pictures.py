@@ -23,16 +23,16 @@ def test_shares_of_a_step_add_up_and_each_step_counts_equally(groups):
     assert by_step.loc[1].to_dict() == pytest.approx({"easy": 0, "effective": (0.25 + 1 + 0.5) / 3, "hard": 1.25 / 3})
 
 
-def test_ranges_are_those_of_the_default_and_leave_out_what_was_not_measured():
+def test_ranges_are_those_of_replay_and_leave_out_what_was_not_measured():
     empty = {name: [None, None] for name in RECORDED}
     runs = [
         {
-            "method": "default",
+            "method": "fill",
             "seed": 41,
             "evaluations": {**empty, "groups": [0, 10], "effective_groups": [0, 5], "entropy": [None, 1]},
         },
         {
-            "method": "default",
+            "method": "fill",
             "seed": 41,
             "evaluations": {**empty, "groups": [10, 10], "effective_groups": [1, 9], "entropy": [2, 3]},
         },
@@ -42,7 +42,7 @@ def test_ranges_are_those_of_the_default_and_leave_out_what_was_not_measured():
             "evaluations": {**empty, "groups": [10, 10], "effective_groups": [0, 0], "entropy": [9, 9]},
         },
         {
-            "method": "default",
+            "method": "fill",
             "seed": TRIAL[0],
             "evaluations": {**empty, "groups": [10, 10], "effective_groups": [0, 0], "entropy": [9, 9]},
         },

@@ -91,11 +91,11 @@ def test_cells_by_hand():
 )
 def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(baseline, own, need):
     base_runs = [evaluated("uniform", baseline)]
-    assert cost([evaluated("default", own)], base_runs, "step") == need
-    assert cost([evaluated("default", own)], base_runs, "cpu_s") == need
+    assert cost([evaluated("fill", own)], base_runs, "step") == need
+    assert cost([evaluated("fill", own)], base_runs, "cpu_s") == need
     # Times of other machines, or of machines that were not recorded, are not compared
-    assert cost([evaluated("default", own, machine="there")], base_runs, "cpu_s") == "-"
-    assert cost([evaluated("default", own, machine=None)], [evaluated("uniform", baseline, None)], "cpu_s") == "-"
+    assert cost([evaluated("fill", own, machine="there")], base_runs, "cpu_s") == "-"
+    assert cost([evaluated("fill", own, machine=None)], [evaluated("uniform", baseline, None)], "cpu_s") == "-"
 
 
 def evaluated(method: str, accuracies: list[float], machine: str | None = "here") -> Curve:

@@ -47,8 +47,8 @@ def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: f
 ROWS = [
     *run("uniform", 0, 0.1, [0.1, 0.2, 0.3], seconds=10),
     *run("uniform", 0, 0.2, [0.1, 0.2, 0.5], seconds=10),
-    *run("default", 0, 0.1, [0.1, 0.5, 0.6], seconds=12),
-    *run("default", 0, 0.2, [0.1, 0.3, 0.5], seconds=5),
+    *run("fill", 0, 0.1, [0.1, 0.5, 0.6], seconds=12),
+    *run("fill", 0, 0.2, [0.1, 0.3, 0.5], seconds=5),
 ]
 
 
@@ -62,8 +62,9 @@ def test_each_method_at_each_rate_is_compared_with_plain_grpo_at_its_best():
     assert found["plain GRPO", "0.2"] == ["1.00", "1.00", "+0.000"]
     assert found["plain GRPO", "0.1"] == ["not in 1 of 1", "not in 1 of 1", "-0.200"]
     # 12 of 20 seconds, 100 of 200 rollouts; two thirds of the way from 0.5 to 0.6 after 20 seconds
-    assert found["default", "0.1"] == ["0.60", "0.50", "+0.067"]
-    assert found["default", "0.2"] == ["0.50", "1.00", "+0.000"], "its end counts after more time than it took"
+    name = "selection and replay"
+    assert found[name, "0.1"] == ["0.60", "0.50", "+0.067"]
+    assert found[name, "0.2"] == ["0.50", "1.00", "+0.000"], "its end counts after more time than it took"
 
 
 def test_the_best_rate_is_the_one_with_the_highest_end():
@@ -75,7 +76,7 @@ def test_the_best_rate_is_the_one_with_the_highest_end():
 
 
 def test_time_is_compared_on_one_machine_alone():
-    own = curves_of(run("default", 0, 0.1, [0.1, 0.5], seconds=1, machine="there"))
+    own = curves_of(run("fill", 0, 0.1, [0.1, 0.5], seconds=1, machine="there"))
     assert after_same_time(own, curves_of(ROWS[3:6])) == []
 
 
@@ -88,7 +89,7 @@ def test_two_runs_of_a_setting_with_one_seed_are_refused():
 def test_sizes_of_groups_by_the_rollouts_to_an_accuracy():
     rows = []
     for size in (4, 2):
-        for method, accuracies in (("uniform", [0.1, 0.3, 0.3]), ("default", [0.1, 0.3, 0.7])):
+        for method, accuracies in (("uniform", [0.1, 0.3, 0.3]), ("fill", [0.1, 0.3, 0.7])):
             own = run(method, 0, 0.1, accuracies, seconds=1)
             rows += [{**row, "group_size": size, "prompts": 8 // size, "run": f"{method} {size}"} for row in own]
     table = cells(group_sizes_table(by_setting(curves_of(rows)), target=0.5))
@@ -115,7 +116,7 @@ def test_the_summary_is_by_method_and_suite_in_percent():
         rows += run(method, 0, 0.1, [0.1, 0.3, 0.5], seconds=5)
     settings = by_setting(curves_of([*ROWS, *rows]))
     table = cells(summary_table({"mine": settings}, "cpu_s"))
-    # The default ends highest at 0.1, where it takes 12 of 20 seconds
+    # With replay, runs end highest at 0.1, where it takes 12 of 20 seconds
     assert [row[1] for row in table] == ["50 %", "50 %", "60 %", "50 %"]
     assert percent([0.1, 0.2, math.inf]) == "20 % (2 of 3 runs)"
     assert percent([0.1, math.inf, math.inf]) == "1 of 3 runs"
@@ -130,14 +131,14 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
         for method in ("compact", "selection", "share"):
             rows += run(method, seed, 0.1, [0.1, 0.3, 0.5], seconds=seconds)
         # It does not arrive with one of the seeds
-        rows += run("default", seed, 0.1, [0.1, 0.3, 0.5 if seed else 0.4], seconds=1)
+        rows += run("fill", seed, 0.1, [0.1, 0.3, 0.5 if seed else 0.4], seconds=1)
     own = by_setting(curves_of(rows))
     slower = by_setting(
         curves_of([{**row, "cpu_s": row["cpu_s"] * (1 + 3 * (row["method"] == "share"))} for row in rows])
     )
     table = cells(decision_table({"one": own, "other": slower}))
     assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
-    assert table[2] == ["default", "0.10", "0.10", "0.10"]
+    assert table[2] == ["selection and replay", "0.10", "0.10", "0.10"]
     assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
 
 
@@ -148,16 +149,16 @@ def test_which_of_two_methods_is_sooner_is_counted_by_seed():
         rows += run("compact", seed, 0.1, [0.1, 0.3, 0.4], seconds=1)  # never arrives
         rows += run("selection", seed, 0.1, [0.1, 0.3, 0.5], seconds=(5, 4, 2)[seed])
     for seed in (2, 1, 0):  # in another order
-        rows += run("default", seed, 0.1, [0.1, 0.3, 0.5], seconds=(4, 5, 6)[seed])
+        rows += run("fill", seed, 0.1, [0.1, 0.3, 0.5], seconds=(4, 5, 6)[seed])
     table = {tuple(row[:2]): row[2] for row in cells(sooner_table({"mine": by_setting(curves_of(rows))}))}
-    assert table["default", "selection alone"] == "1 of 3"
+    assert table["selection and replay", "selection alone"] == "1 of 3"
     assert table["selection alone", "plain GRPO, faster update"] == "3 of 3"
-    assert table["half of the batch replayed", "default"] == "-"
+    assert table["half of the batch replayed", "selection and replay"] == "-"
 
 
 def test_whole_steps_by_suite_and_method():
     rows = []
-    for method, seconds in (("uniform", 10), ("compact", 4), ("selection", 5), ("default", 8)):
+    for method, seconds in (("uniform", 10), ("compact", 4), ("selection", 5), ("fill", 8)):
         seeds = (2, 1, 0) if method == "uniform" else (0, 1, 2)  # in another order
         for seed in seeds:
             own = run(method, seed, 0.1, [0.1, 0.3, 0.5], seconds * 2**seed)
@@ -176,12 +177,12 @@ def test_whole_steps_by_suite_and_method():
 
 def test_a_method_that_was_not_run_in_a_suite_has_no_share_there():
     rows = []
-    for method in ("uniform", "compact", "selection", "default"):
-        rows += run(method, 0, 0.1, [0.1, 0.3, 0.2 if method == "default" else 0.5], seconds=5)
+    for method in ("uniform", "compact", "selection", "fill"):
+        rows += run(method, 0, 0.1, [0.1, 0.3, 0.2 if method == "fill" else 0.5], seconds=5)
     suite = by_setting(curves_of(rows))
     with_share = by_setting(curves_of([*rows, *run("share", 0, 0.1, [0.1, 0.3, 0.5], seconds=5)]))
     suites = {"without": suite, "with": with_share}
     assert cells(summary_table(suites, "cpu_s"))[3] == ["half of the batch replayed", "-", "100 %"]
     table = cells(decision_table(suites))
     assert table[3] == ["half of the batch replayed", "-", "1.00", "-"]
-    assert table[2] == ["default", "not reached", "not reached", "not reached"]
+    assert table[2] == ["selection and replay", "not reached", "not reached", "not reached"]

@@ -125,9 +125,9 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     assert set(read_runs(RUNS)) <= names, "a committed run is no run of the study"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(
-        ["study", "--pools", "mixed", "--seeds", "20", "--learning-rate", "1e-3", "--methods", "default"]
+        ["study", "--pools", "mixed", "--seeds", "20", "--learning-rate", "1e-3", "--methods", "fill"]
     )
-    assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 2400, 38)]
+    assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("fill", 2400, 38)]
 
 
 def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
@@ -155,10 +155,10 @@ def test_micro_batches_add_up_to_a_step(tmp_path):
 
 
 def test_steps_are_those_that_the_rollouts_take():
-    for method in ("uniform", "default", "selection"):
+    for method in ("uniform", "fill", "selection"):
         assert planned(method, 0, "mixed").steps == 16
     assert planned("share", 0, "mixed").steps == 32, "half of each batch is replayed"
-    assert planned("default", 0, "mixed", prompts=32).steps == 4
+    assert planned("fill", 0, "mixed", prompts=32).steps == 4
     assert planned("dynamic", 0, "mixed").steps == 3, "a round of 8 groups and three of 12"
 
 

@@ -25,6 +25,8 @@ use_peft: true
 lora_target_modules: [q_proj, v_proj]
 learning_rate: 1e-2
 disable_tqdm: true
+selection: dots
+replay: fill
 max_rollout_rounds: 4
 """
 

@@ -89,7 +89,7 @@ def test_a_run_that_ctrl_c_ends_at_once_says_how_to_resume(recipe, monkeypatch, 
 
 def test_a_missing_model_of_a_shipped_recipe_names_the_recipe_that_says_how_to_make_it(write, capsys):
     write("empty", "")
-    name = "SmolLM2-135M-Instruct/short_answers/default"
+    name = "SmolLM2-135M-Instruct/short_answers/dots"
     assert main(["grpo", "--config", name]) == 2
     assert f"trl-dataeff recipes show {name}" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def train(server, model_folder, tmp_path, monkeypatch):
         arguments = {"processing_class": tokenizer, "model": model_folder(tokenizer, "vllm"), **(trainer or {})}
         options = {
             **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
-            **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
+            **{"selection": "dots", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
             **{"rewards": alternating_reward, "model_init_kwargs": {"dtype": "float32"}},
             # The compact update leaves out TRL's pass for the log-probs that are compared here with the sampler's
             "compact_update": False,

@@ -91,9 +91,9 @@ def log(step: int, success: float, **rollouts: int) -> dict:
 
 def test_the_recipes_of_the_methods_differ_in_the_method_alone():
     folder = Path("recipes", quickstart.RECIPES)
-    default = yaml.safe_load((folder / "default.yaml").read_text())
+    dots = yaml.safe_load((folder / "dots.yaml").read_text())
     uniform = yaml.safe_load((folder / "uniform.yaml").read_text())
-    assert {name for name in default if default[name] != uniform[name]} == {"selection", "replay", "output_dir"}
+    assert {name for name in dots if dots[name] != uniform[name]} == {"selection", "replay", "output_dir"}
 
 
 def test_the_summary_has_the_numbers_of_the_run():

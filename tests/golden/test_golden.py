@@ -8,11 +8,11 @@ from tests.golden.training import STEPS, train_case
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return train_case("defaults", tmp_path_factory.mktemp("defaults"))
+    return train_case("selection and replay", tmp_path_factory.mktemp("recorded"))
 
 
 def test_a_process_of_its_own_trains_the_same(recorded):
-    again = record_case("defaults", ROOT)
+    again = record_case("selection and replay", ROOT)
     assert first_difference(recorded, again) is None
     assert len(recorded["loss"]) == STEPS
     assert len(recorded["prompts"]) >= STEPS

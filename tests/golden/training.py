@@ -35,32 +35,38 @@ DYNAMIC_SAMPLING = {
     "replay": "off",
     "compact_update": False,
 }
+SELECTION_AND_REPLAY = {
+    "selection": "dots",
+    "replay": "fill",
+}
 ACCUMULATION = {
+    **SELECTION_AND_REPLAY,
     "gradient_accumulation_steps": 2,
     "per_device_train_batch_size": 8,
     "steps_per_generation": 4,
 }
 
-#: Fields of the configuration by case. Two more keys say how it runs: `graded` (rewards between 0 and 1), and `resume`
-#: (the step whose checkpoint the recorded training starts from).
+#: Fields of the configuration by case. What is selected and replayed is always said, because defaults change. Two more
+#: keys say how it runs: `graded` (rewards between 0 and 1), and `resume` (the step whose checkpoint the recorded
+#: training starts from).
 CASES: dict[str, dict[str, Any]] = {
     "off": OFF,
-    "defaults": {},
+    "selection and replay": SELECTION_AND_REPLAY,
     "accumulation": ACCUMULATION,
-    "graded rewards": {"graded": True, "reward_range": [0.0, 1.0]},
-    "one group a batch": {"per_device_train_batch_size": 4},
-    "the defaults with TRL's update": {"compact_update": False},
+    "graded rewards": {**SELECTION_AND_REPLAY, "graded": True, "reward_range": [0.0, 1.0]},
+    "one group a batch": {**SELECTION_AND_REPLAY, "per_device_train_batch_size": 4},
+    "selection and replay with TRL's update": {**SELECTION_AND_REPLAY, "compact_update": False},
     "accumulation with TRL's update": {**ACCUMULATION, "compact_update": False},
-    "selection alone": {"replay": "off", "compact_update": False},
-    "selection and skipped rows": {"replay": "off"},
+    "selection alone": {"selection": "dots", "replay": "off", "compact_update": False},
+    "selection and skipped rows": {"selection": "dots", "replay": "off"},
     "skipped rows alone": {"selection": "uniform", "replay": "off"},
-    "replay alone": {"selection": "uniform", "scale_rewards": "batch"},
-    "proximal clip": {"replay_clip": "proximal"},
+    "replay alone": {"selection": "uniform", "replay": "fill", "scale_rewards": "batch"},
+    "proximal clip": {**SELECTION_AND_REPLAY, "replay_clip": "proximal"},
     "greso": {"selection": "greso", "replay": "off", "compact_update": False},
     "dynamic sampling": {**DYNAMIC_SAMPLING, "rollout_margin": 1.25},
-    "dynamic sampling and replay": {"max_rollout_rounds": 4},
+    "dynamic sampling and replay": {**SELECTION_AND_REPLAY, "max_rollout_rounds": 4},
     "published DOTS": PUBLISHED_DOTS,
-    "resume of the defaults": {"resume": 5, "steps_per_generation": 2},
+    "resume of selection and replay": {**SELECTION_AND_REPLAY, "resume": 5, "steps_per_generation": 2},
     "resume of accumulation": {"resume": 5, **ACCUMULATION},
     "resume of dynamic sampling": {**DYNAMIC_SAMPLING, "resume": 7, "steps_per_generation": 2},
     "resume of published DOTS": {**PUBLISHED_DOTS, "resume": 5, "steps_per_generation": 2},

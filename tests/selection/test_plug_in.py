@@ -14,7 +14,7 @@ from trl_dataeff.testing import make_context
 
 
 def train(folder, selector, resume=None, **options) -> Watched:
-    options = {"rewards": mixed_reward, "max_steps": 6, "selection": "auto", **options}
+    options = {"rewards": mixed_reward, "max_steps": 6, **options}
     return run(folder, Watched, resume=resume, trainer={"selector": selector}, **options)
 
 

@@ -28,7 +28,8 @@ REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_r
 UPDATE = {name for name in METRICS if name.startswith("update/")}
 SETTINGS = {
     "everything": ({**BATCH, "replay": "share", **DYNAMIC, "selection": "dots", "compact_update": True}, set()),
-    "defaults": ({**BATCH, **FILL, "selection": "auto"}, {"rounds"}),
+    "selection and replay": ({**BATCH, **FILL, "selection": "dots"}, {"rounds"}),
+    "defaults": ({**BATCH, "compact_update": True}, {"rounds", *REPLAY}),
     "greso": ({"selection": "greso", **DYNAMIC}, REPLAY | UPDATE),
     "off": ({}, {"rounds", *REPLAY, *UPDATE}),
 }
@@ -74,7 +75,7 @@ def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_pa
             return super().metrics() | {"rounds": -1, "anything at all": np.float32(self.batches) / 2}
 
     selector = Named()
-    trainer = run(tmp_path, logging_steps=3, selection="auto", trainer={"selector": selector})
+    trainer = run(tmp_path, logging_steps=3, trainer={"selector": selector})
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert [log[SELECTOR_PREFIX + "batches"] for log in logs] == [3, 6, 9, 12]
     assert [log[SELECTOR_PREFIX + "anything at all"] for log in logs] == [1.5, 3, 4.5, 6]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from datasets import Dataset
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.validation as validation
@@ -141,9 +140,7 @@ def plan_runs(
     compacts = config.compact_update and corrects_loss
     skips_rows = compacts and can_skip_rows(trainer)
 
-    is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
-    cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()
-    selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
+    selector = validation.resolve_selector(config, selector, reason, world_size)
     trains_on_other_groups = replays or uses_references(selector)
     validation.check_steps(config, trains_on_other_groups, max_rounds)
     # Also for `skips_rows`: the pass for old log-probs leaves out rows by their rewards, which TRL has only afterwards

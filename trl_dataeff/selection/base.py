@@ -265,7 +265,7 @@ def _selector_class(name: str) -> type[Selector]:
         return _SELECTORS[name]
     module, dot, attribute = name.rpartition(".")
     if not dot:
-        known = ", ".join(repr(choice) for choice in ["auto", *sorted(_SELECTORS)])
+        known = ", ".join(repr(choice) for choice in sorted(_SELECTORS))
         hint = closest(name, _SELECTORS)
         raise ValueError(
             f"`selection` is {name!r}; known are {known}.{hint} Your own is named by its dotted path, "

@@ -27,7 +27,7 @@ EACH_KIND = (
     "selection",
     "fill",
     "share",
-    "default",
+    "replay",
     "dots_paper",
     "oracle",
 )
@@ -110,10 +110,15 @@ def test_equal_seeds_give_equal_runs(method, start):
 
 
 def test_a_method_may_carry_changes():
-    method = find("default,replay=off,threshold=0.5,replay_max_age=null")
-    assert method.options == {"replay": "off", "selector_args": {"threshold": 0.5}, "replay_max_age": None}
-    assert method.classes() == METHODS["default"].classes()
-    for wrong in ("nothing", "default,replay", "default,repaly=fill", "uniform,replay=fill"):
+    method = find("fill,replay=off,threshold=0.5,replay_max_age=null")
+    assert method.options == {
+        "selection": "dots",
+        "replay": "off",
+        "selector_args": {"threshold": 0.5},
+        "replay_max_age": None,
+    }
+    assert method.classes() == METHODS["fill"].classes()
+    for wrong in ("nothing", "fill,replay", "fill,repaly=fill", "uniform,replay=fill"):
         with pytest.raises(ValueError, match=r"is not (one of|name=value)"):
             find(wrong)
 
@@ -156,7 +161,7 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
 
     monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
     whole = dataclasses.replace(SPEC, steps=2)
-    stopped = dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5)
+    stopped = dataclasses.replace(SPEC, method="compact,save_on_signal=true", steps=5)
     path = tmp_path / "runs.jsonl"
     with pytest.raises(SystemExit) as raised:
         runs.run_all([whole, stopped], start, path, workers=0)
@@ -164,16 +169,16 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
     assert list(read_runs(path)) == [whole.name]
 
 
-def killed_if_default(spec, start, sink):
-    """Trains nothing. The process is killed, as one is that needs too much memory, if the method is the default."""
-    if spec.method == "default":
+def killed_if_fill(spec, start, sink):
+    """Trains nothing. The process is killed, as one is that needs too much memory, if the method is `fill`."""
+    if spec.method == "fill":
         os.kill(os.getpid(), signal.SIGKILL)
     sink({"run": spec.name, "step": 0, "rollouts": 0, "accuracy_sampled": 0.0})
 
 
 def test_a_process_that_is_killed_is_an_error(tmp_path):
     path = tmp_path / "runs.jsonl"
-    specs = [dataclasses.replace(SPEC, method=method) for method in ("uniform", "default", "compact")]
+    specs = [dataclasses.replace(SPEC, method=method) for method in ("uniform", "fill", "compact")]
     with pytest.raises(BrokenProcessPool):
-        runs.run_all(specs, tmp_path, path, workers=1, train=killed_if_default)
+        runs.run_all(specs, tmp_path, path, workers=1, train=killed_if_fill)
     assert list(read_runs(path)) == [specs[0].name]
