@@ -8,7 +8,8 @@ Train with rewards of your own: a right answer, and a bonus for a short one.
         --max_steps 300 --output_dir outputs/custom_reward
 
 A reward function is TRL's: it takes the completions and the columns of the dataset by name, and returns a number for
-each completion, or `None` where it has nothing to say. Two things matter to data-efficient training:
+each completion, or `None` where it has nothing to say. With selection and replay
+(`--selection dots --replay fill`), two things matter:
 
 - A prompt's success rate is the mean total reward of its group, scaled from `reward_range` to [0, 1]. Say what the
   range is if you know it; unset, it is the lowest and highest total that the run has seen.

@@ -7,9 +7,9 @@ Train in an environment: guess a number between 1 and 100, told each time whethe
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 1024 --max_steps 200 --output_dir outputs/environment
 
-`environment_factory` is TRL's. An environment prepares its own prompts, so there is nothing to select, replay or
-refill from: training is that of `GRPOTrainer` with a faster update, and the logs say under `dataeff/` which share of
-the groups carried a gradient.
+`environment_factory` is TRL's. An environment prepares its own prompts, so nothing can be replayed or refilled, and
+there is hardly anything to select by: training is that of `GRPOTrainer` with a faster update. The logs say under
+`dataeff/` which share of the groups carried a gradient.
 """
 
 from datasets import Dataset

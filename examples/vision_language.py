@@ -1,5 +1,5 @@
 """
-Train a vision-language model to count, with prompts selected by their text.
+Train a vision-language model to count, with selection and replay.
 
     python examples/vision_language.py \
         --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16 \
@@ -9,7 +9,8 @@ Train a vision-language model to count, with prompts selected by their text.
 
 `selection="dots"` predicts a prompt's success rate from its text and from its own earlier groups; `selection="greso"`
 uses the latter alone. The image is not embedded: DOTS helps to the extent that the text of a prompt, or what the run
-has seen of it, says how hard it is. The images of replayed groups are read from the dataset again.
+has seen of it, says how hard it is. The images of replayed groups are read from the dataset again. The
+script switches selection and replay on.
 """
 
 import random

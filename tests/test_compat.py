@@ -159,7 +159,7 @@ REUSE = {**SHARE, "selection": "dots", "compact_update": True, "max_steps": 6}
 
 def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_path, caplog_transformers):
     trainer = run(tmp_path, ours_on(UnslothGRPOTrainer), **REUSE)
-    assert len(messages(caplog_transformers, "cannot be corrected")) == 1
+    assert len(messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
     assert trainer.collector.buffer is None
     assert trainer.collector.counters["rollouts_generated"] == 6 * 8
@@ -170,14 +170,20 @@ def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_
 @pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnLogps])
 def test_a_subclass_that_overrides_the_loss_reuses_nothing(trainer_class, tmp_path, caplog_transformers):
     trainer = run(tmp_path, trainer_class, **{**REUSE, "max_steps": 2})
-    assert len(messages(caplog_transformers, "cannot be corrected")) == 1
+    assert len(messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")) == 1
     assert trainer.collector.buffer is None
     assert not any("dataeff/update/tokens" in log for log in trainer.state.log_history)
 
 
+@pytest.mark.parametrize("compact_update", [True, False])
+def test_a_faster_update_that_is_lost_is_said(compact_update, tmp_path, caplog_transformers):
+    run(tmp_path, OwnLoss, train=False, compact_update=compact_update)
+    assert len(messages(caplog_transformers, "is that of `GRPOTrainer`. ")) == compact_update
+
+
 def test_a_subclass_that_calls_super_reuses(tmp_path, caplog_transformers):
     trainer = run(tmp_path, MoreLoss, **REUSE)
-    assert not messages(caplog_transformers, "cannot be corrected")
+    assert not messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")
     assert logged(trainer, "dataeff/replay/ess")
 
 

@@ -11,7 +11,7 @@ from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_br
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.selection import GresoSelector, UniformSelector
+from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
 from trl_dataeff.validation import (
@@ -74,7 +74,7 @@ def test_streams_and_environments_cannot_be_selected_from(fields, selector):
         ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init`"),
         ({"selection": "dots", "selector_args": {"threshold": 2}}, None, ValueError, "`threshold`"),
         ({"selection": "dots", "selector_args": {"predictor": "logistics"}}, None, ValueError, "`logistic`"),
-        ({"selector_args": {"threshold": 0.5}}, None, ValueError, "UniformSelector has no argument `threshold`"),
+        ({"selector_args": {"threshold": 0.5}}, None, ValueError, r"`threshold` is an argument of 'dots'"),
         ({"selection": "greso"}, UniformSelector(), ValueError, "'greso'"),
         ({"selector_args": {"shuffle": False}}, UniformSelector(), ValueError, "`selector_args="),
         ({}, GresoSelector, TypeError, "GresoSelector"),
@@ -89,9 +89,9 @@ def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fiel
 def test_groups_that_processes_share_are_left_to_trl_or_rejected():
     own = config(per_device_train_batch_size=12, num_generations=4)
     assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
-    assert not holds_whole_groups(own, 2, is_off=True)
+    assert not holds_whole_groups(own, 2, trains_on_trls_groups=True)
     with pytest.raises(UserError, match=r"\b2\b.*\b6\b.*\b4\b"):
-        holds_whole_groups(own, 2, is_off=False)
+        holds_whole_groups(own, 2, trains_on_trls_groups=False)
 
 
 def test_reference_rollouts_that_cannot_be_generated():
@@ -181,6 +181,8 @@ def with_dropout(p):
         ({"replay_max_age": None, "replay_clip": "proximal"}, ["`replay_max_age=None`", "`replay_clip='proximal'`"]),
         ({**DYNAMIC, "replay_clip": "proximal", "replay_capacity": 9}, ["`replay_capacity=9`", "4 rounds"]),
         ({"prompt_embedding": "some/model"}, ["`selection='dots'`"]),
+        ({"prompt_embedding": "some/model", "trainer": {"selector": DotsSelector()}}, ["DOTS", "2 groups"]),
+        ({"max_unscored_completions": 9}, ["`max_unscored_completions=9`"]),
         ({"rollout_margin": 2.0}, ["`max_rollout_rounds`"]),
         (with_dropout(0.5), ["fill", "dropout"]),
         ({**with_dropout(0.5), "disable_dropout": True}, ["fill"]),

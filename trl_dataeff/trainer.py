@@ -89,8 +89,8 @@ _ForwardOutputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tens
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
     """
-    [`~trl.GRPOTrainer`] that prefers prompts whose groups are likely to have a gradient, once it has seen a first
-    batch, and replaces groups without a gradient with recent ones. Takes the same arguments.
+    [`~trl.GRPOTrainer`] with an update that computes only what has a gradient. With the fields `selection` and
+    `replay`, it also chooses the prompts, and trains again on recent groups. Takes the same arguments.
 
     Overridden methods, and why:
 

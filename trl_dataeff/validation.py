@@ -63,7 +63,8 @@ def resolve_selector(
         )
     if uses_references(selector) and reason is not None:
         raise ValueError(
-            f"{type(selector).__name__} needs reference rollouts, not possible with {reason}. Use `selection='dots'`."
+            f"{type(selector).__name__} needs reference rollouts, not possible with {reason}. Use "
+            "`selection='uniform'` or `'dots'`."
         )
     reference_size = getattr(selector, "reference_size", world_size)
     if reference_size < world_size:
@@ -211,29 +212,28 @@ def check_steps(config: DataEfficientGRPOConfig, trains_on_other_groups: bool, m
     )
 
 
-def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, is_off: bool) -> bool:
+def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, trains_on_trls_groups: bool) -> bool:
     """
     Whether each process trains on whole groups.
 
     Args:
         config ([`DataEfficientGRPOConfig`]): the configuration.
         world_size (`int`): number of processes.
-        is_off (`bool`): whether selection, replay and all else is off, so that the trainer does what `GRPOTrainer`
-            does.
+        trains_on_trls_groups (`bool`): whether nothing is selected, replayed or replaced.
 
     Raises:
-        `UserError`: it does not, unless everything is off, where TRL allows it.
+        `UserError`: it does not, and groups are selected, replayed or replaced. Else TRL allows it.
     """
     completions = config.generation_batch_size // world_size
     group_size = config.num_generations
     if completions % group_size == 0:
         return True
-    if is_off:
+    if trains_on_trls_groups:
         return False
     raise UserError(
         f"Each of {world_size} processes trains on {completions} completions of a generation batch, which are not "
-        f"whole groups of {group_size}. Make `per_device_train_batch_size` x `steps_per_generation` a multiple of it "
-        "(`num_generations`)."
+        f"whole groups of {group_size}. Selection, replay and several rounds need whole groups: make "
+        "`per_device_train_batch_size` x `steps_per_generation` a multiple of `num_generations`."
     )
 
 
@@ -262,8 +262,17 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
 # Warnings, and the notice of what is on
 
 
-def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes) -> None:
-    """Warn, on the main process, of fields that have no effect beside the others."""
+def warn_of_ignored_options(
+    args: DataEfficientGRPOConfig, processes: Processes, selector: Selector | None = None
+) -> None:
+    """
+    Warn, on the main process, of fields that have no effect beside the others.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        processes ([`Processes`]): of the run.
+        selector ([`Selector`], *optional*): that was given to the trainer.
+    """
     if not processes.is_main:
         return
     if args.replay == "share" and not replays(args, processes.world_size):
@@ -272,18 +281,18 @@ def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes)
             "replayed. Raise it, `per_device_train_batch_size` or `gradient_accumulation_steps`, or use "
             "`replay='fill'`."
         )
-    for name, needed in _unused_fields(args):
+    for name, needed in _unused_fields(args, selector):
         value = getattr(args, name)
         if value != getattr(DataEfficientGRPOConfig, name):
             logger.warning(f"`{name}={value!r}` has no effect without {needed}.")
 
 
-def _unused_fields(args: DataEfficientGRPOConfig) -> Iterator[tuple[str, str]]:
+def _unused_fields(args: DataEfficientGRPOConfig, selector: Selector | None) -> Iterator[tuple[str, str]]:
     """Fields that have no effect, whatever their value, and what they need."""
     has_rounds = args.max_rollout_rounds > 1
     if not has_rounds:
         yield "rollout_margin", "`max_rollout_rounds` above 1"
-    if args.selection in ("uniform", "greso"):
+    if selector is None and args.selection in ("uniform", "greso"):
         yield "prompt_embedding", "`selection='dots'`"
     if args.replay != "share":
         yield "replay_fraction", "`replay='share'`"
@@ -295,13 +304,15 @@ def _unused_fields(args: DataEfficientGRPOConfig) -> Iterator[tuple[str, str]]:
         if not has_rounds:
             yield "replay_clip", replay
             yield "replay_ratio_cap", replay
+            if selector is None and args.selection == "uniform":
+                yield "max_unscored_completions", "selection, replay or several rounds"
 
 
-def warn_of_unsupported_reuse(
+def warn_of_unsupported_parts(
     config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, processes: Processes
 ) -> None:
     """
-    Warn, on the main process, that rounds and replay are off though the configuration asks for them.
+    Warn, on the main process, of parts that are off though the configuration asks for them.
 
     Args:
         config ([`DataEfficientGRPOConfig`]): the configuration.
@@ -309,20 +320,24 @@ def warn_of_unsupported_reuse(
         corrects_loss (`bool`): whether our `_compute_loss` is used.
         processes ([`Processes`]): of the run.
     """
-    if reason is None and corrects_loss:
+    if not processes.is_main:
         return
+    one_round = "each batch is one round of rollouts without replay"
     asks_for_reuse = config.replay != "off" or config.max_rollout_rounds > 1
-    if not processes.is_main or not asks_for_reuse:
+    if reason is not None and asks_for_reuse:
+        logger.warning(f"With {reason}, {one_round}.")
+    if corrects_loss:
         return
-    if reason is None:
-        why = (
-            "Rollouts of an earlier policy cannot be corrected, because a subclass or Unsloth overrides the loss "
-            "without calling `DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import "
-            "`trl_dataeff.trainer` before `unsloth`): "
+    consequences = []
+    if config.compact_update:
+        consequences.append("the update is that of `GRPOTrainer`")
+    if reason is None and asks_for_reuse:
+        consequences.append(one_round)
+    if consequences:
+        logger.warning(
+            "A subclass or Unsloth overrides the loss without calling `DataEfficientGRPOTrainer._compute_loss`. So "
+            f"{' and '.join(consequences)}. Let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`."
         )
-    else:
-        why = f"With {reason}, "
-    logger.warning(f"{why}each batch is one round of rollouts without replay.")
 
 
 def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:

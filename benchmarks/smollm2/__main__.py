@@ -61,11 +61,12 @@ STUDY = (
         range(41, 46),
         eval_every=600,
     ),
+    Part("gym", {"share": 5e-4}, range(41, 46), eval_every=600),
     *_trials("worked", (1e-3, 2e-3, 4e-3), eval_every=640, rollouts=640),
     # Each at its best rate
     Part(
         "worked",
-        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "fill": 1e-3},
+        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "fill": 1e-3, "share": 2e-3},
         range(41, 44),
         rollouts=640,
     ),

@@ -16,7 +16,7 @@ from typing import Any
 
 
 RECIPES = "SmolLM2-135M-Instruct/short_answers"
-DEFAULT = "dots"
+DEFAULT = "uniform"
 FOLDER = Path("quickstart")
 MODEL = FOLDER / "SmolLM2-135M-Instruct"
 TRAIN = FOLDER / "data" / "train.jsonl"
@@ -137,8 +137,8 @@ def remove_checkpoints(output_dir: Path) -> None:
 def next_steps(recipe: str) -> str:
     """Return what to try after a run with `recipe`."""
     methods = {
-        DEFAULT: "selection and replay",
         "uniform": "plain GRPO, faster update",
+        "dots": "selection and replay",
         "dynamic_sampling": "drop zero-variance groups",
     }
     lines = ["", "Next"]
@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--recipe", default=DEFAULT, help=f"method of {RECIPES}: dots, uniform or dynamic_sampling"
+        "--recipe", default=DEFAULT, help=f"method of {RECIPES}: uniform, dots or dynamic_sampling"
     )
     parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
     parser.add_argument(

@@ -285,7 +285,7 @@ def test_versions_for_a_bug_report_in_a_console_that_knows_only_ascii():
 @pytest.mark.parametrize(
     ("command", "code", "part"),
     [
-        ([], 0, "gsm8k/dots"),
+        ([], 0, "gsm8k/uniform"),
         (["--version"], 0, f"trl-dataeff {trl_dataeff.__version__}\n"),
         (["recipe"], 2, "choose from 'grpo', 'recipes'"),
         (["audit", "--help"], 0, "--reward_column"),

@@ -32,7 +32,7 @@ def test_the_description_fits_the_terminal_and_keeps_its_examples(help_text):
     _, _, text = description.partition("\n\n")
     prose = [line for line in text.splitlines() if not line.startswith(" ")]
     assert max(map(len, prose)) <= 80
-    assert "\n  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20\n" in text
+    assert "\n  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/uniform --max_steps 20\n" in text
 
 
 def test_texts_have_no_markup_and_addresses_can_be_copied(help_text):

@@ -149,11 +149,20 @@ def stop_one_of_two(rank: int, options: dict) -> tuple:
 
 
 def two_processes(rank: int) -> dict:
-    """A run of TRL and one with everything off; one that is never stopped, and one that is."""
+    """
+    A run of TRL and one with everything off; the same with groups that processes share, and the default; one run that
+    is never stopped, and one that is.
+    """
     report, batch = {}, {"per_device_train_batch_size": 4, "steps_per_generation": 2}
     for name, trainer_class in {"grpo": GRPOTrainer, "off": DataEfficientGRPOTrainer}.items():
         trainer = run(FOLDER / name, trainer_class, **batch)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
+    shared = {"per_device_train_batch_size": 6, "learning_rate": 1e-3}  # three groups of 4 on two processes
+    for name, trainer_class in {"grpo": GRPOTrainer, "default": DataEfficientGRPOTrainer}.items():
+        own = {} if name == "grpo" else {"compact_update": True}
+        trainer = run(FOLDER / "shared" / name, trainer_class, **shared, **own)
+        report[f"shared, {name}"] = logged(trainer, "reward", "num_tokens", "loss", "grad_norm")
+        report[f"shared, {name}, saved"] = logged(trainer, "dataeff/update/tokens_saved") if own else []
     saving = {
         "selection": "greso",
         **configurations.DYNAMIC,

@@ -143,6 +143,16 @@ def test_off_is_grpo_on_two_processes(reports):
         assert any(row[1] for row in report["off"]), "no gradient"
 
 
+def test_the_default_is_grpo_up_to_rounding_where_processes_share_groups(reports):
+    """As TRL allows: three groups of 4 on two processes."""
+    for report in reports("same_batch", 2):
+        trls, ours = np.array(report["shared, grpo"]), np.array(report["shared, default"])
+        np.testing.assert_array_equal(ours[:, :2], trls[:, :2], err_msg="other rollouts")
+        np.testing.assert_allclose(ours[:, 2:], trls[:, 2:], rtol=1e-3, atol=1e-5)
+        assert trls[:, 3].max() > 0, "no gradient"
+        assert any(saved > 0 for (saved,) in report["shared, default, saved"])
+
+
 def test_a_signal_to_one_process_stops_both_after_the_same_step(reports):
     first, second = (report["stopped"] for report in reports("same_batch", 2))
     assert first == second

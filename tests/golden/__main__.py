@@ -40,7 +40,7 @@ def main() -> None:
 
         with ThreadPoolExecutor(options.jobs) as executor:
             for name, difference in zip(names, executor.map(compare, names), strict=True):
-                print(f"{name:<30}{difference or 'equal'}", flush=True)
+                print(f"{name:<40}{difference or 'equal'}", flush=True)
                 if difference is not None:
                     any_difference = True
     sys.exit(1 if any_difference else 0)

@@ -147,7 +147,7 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     # One group in a batch: half of it rounds to none, so that no replay is claimed
     start(tmp_path / "none", max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
     card = (tmp_path / "none" / "README.md").read_text()
-    assert "uniform selection" in card
+    assert "plain GRPO" in card
     assert "replayed" not in card
 
 

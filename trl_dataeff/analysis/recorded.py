@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, PREFIX, RUN_FILE, read_groups, read_metrics
-from trl_dataeff.tracking.methods import selection_title
+from trl_dataeff.tracking.methods import methods_used
 from trl_dataeff.utils import UserError, is_number, number_problem
 
 
@@ -265,10 +265,9 @@ def facts(run: RecordedRun) -> dict[str, str]:
         `dict[str, str]`: facts by what they are about; empty where its files do not tell.
     """
     last = run.last
-    selector = run.about.get("selector")
     known = {
         "model": _short_model(run.about.get("model") or ""),
-        "method": selection_title(selector) if selector else "",
+        "method": methods_used(run.about, last)[0] if run.about.get("selector") else "",
         "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
         "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),

@@ -17,7 +17,8 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 
 USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
 DESCRIPTION = """\
-Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollouts that carry no gradient.
+Train a language model with GRPO (TRL's GRPOTrainer) and a faster update; with prompt selection and rollout replay,
+if they are switched on.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
 name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
@@ -26,7 +27,7 @@ from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_a
 
 examples:
   # a recipe that comes with the package, for 20 steps
-  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20
+  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/uniform --max_steps 20
 
   # your own data, without a recipe: a file with the columns `prompt` and `answer`
   trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \\

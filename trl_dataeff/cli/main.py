@@ -22,11 +22,11 @@ from pathlib import Path
 from trl_dataeff.utils import UserError, __version__, closest, listed, terminal_width
 
 
-DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
+DESCRIPTION = "GRPO for Hugging Face TRL with a faster, exact update, prompt selection and rollout replay."
 START = """\
 to get started:
   trl-dataeff recipes list
-  trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/dots recipe.yaml
+  trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
 AUDIT = "Show how much of a finished GRPO run carried no gradient. Needs no GPU and no model."
@@ -45,7 +45,7 @@ their share of effective groups counts batches.
 
 examples:
   trl-dataeff report out
-  trl-dataeff report out/default out/grpo --rollouts_per_step 64 \\
+  trl-dataeff report out/dots out/uniform --rollouts_per_step 64 \\
       --figure comparison.png
 """
 

@@ -131,8 +131,8 @@ def plan_runs(
     has_environments = trainer.environment_factories is not None
     reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer), replaces_generation)
 
-    validation.warn_of_ignored_options(config, processes)
-    validation.warn_of_unsupported_reuse(config, reason, corrects_loss, processes)
+    validation.warn_of_ignored_options(config, processes, selector)
+    validation.warn_of_unsupported_parts(config, reason, corrects_loss, processes)
     reuses = reason is None and corrects_loss
     max_rounds = config.max_rollout_rounds if reuses else 1
     replays = reuses and validation.replays(config, world_size)
@@ -143,18 +143,21 @@ def plan_runs(
     selector = validation.resolve_selector(config, selector, reason, world_size)
     trains_on_other_groups = replays or uses_references(selector)
     validation.check_steps(config, trains_on_other_groups, max_rounds)
-    # Also for `skips_rows`: the pass for old log-probs leaves out rows by their rewards, which TRL has only afterwards
-    needs_groups_first = max_rounds > 1 or trains_on_other_groups or skips_rows
-    generates_before_trl = reason is None and needs_groups_first
     is_uniform = isinstance(selector, UniformSelector)
+    needs_groups_first = max_rounds > 1 or trains_on_other_groups
+    trains_on_trls_groups = is_uniform and not (reason is None and needs_groups_first)
+    has_whole_groups = not is_map_style or validation.holds_whole_groups(config, world_size, trains_on_trls_groups)
+    if skips_rows and has_whole_groups:
+        # The pass for old log-probs leaves out rows by their rewards, which TRL has only afterwards
+        needs_groups_first = True
+    generates_before_trl = reason is None and needs_groups_first
     if replaces_generation and not is_uniform:
         raise UserError(
             f"{type(selector).__name__} cannot select prompts, because {type(trainer).__name__} has a "
             "`_generate_and_score_completions` that does not call `super()`. Let it call it, or set "
             "`selection='uniform'`."
         )
-    is_off = is_uniform and not generates_before_trl
-    selects = is_map_style and validation.holds_whole_groups(config, world_size, is_off)
+    selects = is_map_style and has_whole_groups
     selects_by_rewards = selects and not is_uniform
 
     if dataset is not None and _trl_calls_reward_functions(trainer):

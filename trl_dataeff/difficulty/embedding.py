@@ -274,8 +274,9 @@ def _check_whole(policy: Any, state: Any) -> None:
     is_elsewhere = any(parameter.is_meta or hasattr(parameter, "ds_id") for parameter in parameters)
     if is_fsdp1 or is_deepspeed_zero3_enabled() or is_elsewhere:
         raise EmbeddingError(
-            "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, or set "
-            "`prompt_embedding` to another model, such as 'sentence-transformers/all-MiniLM-L6-v2'."
+            "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, set "
+            "`prompt_embedding` to another model, such as 'sentence-transformers/all-MiniLM-L6-v2', or use "
+            "`selection='greso'`, which needs no embeddings."
         )
 
 

@@ -253,11 +253,19 @@ def _check_arguments(cls: type[Selector], arguments: dict[str, Any]) -> None:
         return
     unknown = [argument for argument in arguments if argument not in parameters]
     if unknown:
-        hints = "".join(closest(argument, parameters) for argument in unknown)
+        hints = "".join(closest(argument, parameters) or _owners(argument) for argument in unknown)
         known = ", ".join(parameters) or "none"
         raise ValueError(
             f"{cls.__name__} has no argument {listed(unknown)} (`selector_args`).{hints} It takes {known}."
         )
+
+
+def _owners(argument: str) -> str:
+    """A sentence that names the registered selectors which take an argument; empty if none does."""
+    owners = [name for name, cls in sorted(_SELECTORS.items()) if argument in inspect.signature(cls).parameters]
+    if not owners:
+        return ""
+    return f" `{argument}` is an argument of {' and '.join(map(repr, owners))} (`selection`)."
 
 
 def _selector_class(name: str) -> type[Selector]:

@@ -42,7 +42,7 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
 
 def _section(about: Mapping[str, Any], last: Mapping[str, float]) -> str:
     """Our section of the card, in Markdown. The arguments are those of [`methods_used`]."""
-    methods = ", ".join(methods_used(about, last)) or "plain GRPO"
+    methods = ", ".join(methods_used(about, last))
     sentences = [f"Trained with `trl_dataeff` {__version__}: {methods}."]
     generated = last.get(f"{PREFIX}rollouts_generated")
     if generated is not None:

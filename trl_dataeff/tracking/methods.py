@@ -24,19 +24,16 @@ def selection_title(selector: str) -> str:
 
 def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
     """
-    What set a run apart from plain GRPO, in words.
+    What a run did, in words.
 
     Args:
         about (`Mapping`): its `run.json`; empty for a run of plain TRL.
         last (`Mapping`): the last value of each of its metrics.
 
     Returns:
-        `list[str]`: a phrase for each method.
+        `list[str]`: a phrase for each method, how prompts were chosen first.
     """
     methods = []
-    selector = about.get("selector")
-    if selector:
-        methods.append(selection_title(selector))
     replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
     if replayed > 0:
         share = replayed / last[f"{PREFIX}rollouts_trained"]
@@ -44,4 +41,11 @@ def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[st
     if last.get(f"{PREFIX}rounds", 0) >= 1:
         dropped = last[f"{PREFIX}rollouts_discarded"]
         methods.append(f"{dropped:,.0f} rollouts dropped by dynamic sampling")
+    selector = about.get("selector", "UniformSelector")
+    if selector == "UniformSelector" and not methods:
+        methods.append("plain GRPO")
+    else:
+        methods.insert(0, selection_title(selector))
+    if last.get(f"{PREFIX}update/tokens_saved", 0) > 0:
+        methods.append("faster update")
     return methods
