@@ -157,6 +157,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "fill")),
     "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
     "gym": lambda: savings_table(pretrained_runs("gym")),
+    "gym, tried rates": lambda: savings_table(pretrained_runs("gym", trials=True), baseline_method="compact"),
     "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "fill")),
     "worked": lambda: savings_table(pretrained_runs("worked")),
     "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),

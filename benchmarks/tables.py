@@ -18,7 +18,7 @@ TITLES = {
     "fill": "selection and replay",
     "replay": "replay alone",
     "shuffled": "selection and replay, embeddings shuffled",
-    "share": "half of the batch replayed",
+    "share": "selection, half of the batch replayed",
     "dynamic": "dynamic sampling",
     "greso": "GRESO",
     "dots_paper": "DOTS as published",

@@ -139,7 +139,7 @@ def test_the_decision_is_by_the_geometric_mean_of_medians():
     table = cells(decision_table({"one": own, "other": slower}))
     assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
     assert table[2] == ["selection and replay", "0.10", "0.10", "0.10"]
-    assert table[3] == ["half of the batch replayed", "0.40", "1.60", "0.80"]
+    assert table[3] == ["selection, half of the batch replayed", "0.40", "1.60", "0.80"]
 
 
 def test_which_of_two_methods_is_sooner_is_counted_by_seed():
@@ -153,7 +153,7 @@ def test_which_of_two_methods_is_sooner_is_counted_by_seed():
     table = {tuple(row[:2]): row[2] for row in cells(sooner_table({"mine": by_setting(curves_of(rows))}))}
     assert table["selection and replay", "selection alone"] == "1 of 3"
     assert table["selection alone", "plain GRPO, faster update"] == "3 of 3"
-    assert table["half of the batch replayed", "selection and replay"] == "-"
+    assert table["selection, half of the batch replayed", "selection and replay"] == "-"
 
 
 def test_whole_steps_by_suite_and_method():
@@ -182,7 +182,7 @@ def test_a_method_that_was_not_run_in_a_suite_has_no_share_there():
     suite = by_setting(curves_of(rows))
     with_share = by_setting(curves_of([*rows, *run("share", 0, 0.1, [0.1, 0.3, 0.5], seconds=5)]))
     suites = {"without": suite, "with": with_share}
-    assert cells(summary_table(suites, "cpu_s"))[3] == ["half of the batch replayed", "-", "100 %"]
+    assert cells(summary_table(suites, "cpu_s"))[3] == ["selection, half of the batch replayed", "-", "100 %"]
     table = cells(decision_table(suites))
-    assert table[3] == ["half of the batch replayed", "-", "1.00", "-"]
+    assert table[3] == ["selection, half of the batch replayed", "-", "1.00", "-"]
     assert table[2] == ["selection and replay", "not reached", "not reached", "not reached"]

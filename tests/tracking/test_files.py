@@ -151,6 +151,13 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     assert "replayed" not in card
 
 
+def test_the_card_of_a_stream_is_written(tmp_path):
+    """No selector proposes prompts that come from TRL's dataloader."""
+    stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
+    run(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, trainer=stream)
+    assert "plain GRPO" in (tmp_path / "README.md").read_text()
+
+
 def test_training_imports_no_plotting_and_no_pandas_of_ours():
     code = (
         "import sys, trl, trl.trainer.grpo_trainer; before = set(sys.modules)\n"

@@ -41,7 +41,7 @@ def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[st
     if last.get(f"{PREFIX}rounds", 0) >= 1:
         dropped = last[f"{PREFIX}rollouts_discarded"]
         methods.append(f"{dropped:,.0f} rollouts dropped by dynamic sampling")
-    selector = about.get("selector", "UniformSelector")
+    selector = about.get("selector") or "UniformSelector"  # none where the prompts come from TRL's dataloader
     if selector == "UniformSelector" and not methods:
         methods.append("plain GRPO")
     else:
