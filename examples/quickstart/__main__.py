@@ -203,9 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other argument goes to `trl-dataeff grpo`, for instance --max_steps 5.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--recipe", default=DEFAULT, help=f"method of {RECIPES}: uniform, dots or dynamic_sampling"
-    )
+    parser.add_argument("--recipe", default=DEFAULT, help=f"method of {RECIPES}: uniform, dots or dynamic_sampling")
     parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
     parser.add_argument(
         "--no-measuring", action="store_true", help="leave out the held-out questions before and after training"
