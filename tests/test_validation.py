@@ -2,6 +2,8 @@
 Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible.
 """
 
+import functools
+
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
@@ -154,6 +156,17 @@ def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform
     train_briefly(tmp_path, "off", rewards=passed, max_steps=1)
     dataset = plain_dataset().with_transform(lambda rows: {**rows, "anwser": rows["answer"]})
     train_briefly(tmp_path, "off", rewards=judge, max_steps=1, trainer={"train_dataset": dataset})
+
+
+def test_a_decorated_reward_function_may_take_more_than_the_one_that_it_wraps(tmp_path):
+    def inner(completion_ids):
+        return [float(len(ids)) for ids in completion_ids]
+
+    @functools.wraps(inner)
+    def outer(**kwargs):
+        return inner(kwargs["completion_ids"])
+
+    train_briefly(tmp_path, "off", rewards=outer, max_steps=1)
 
 
 def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog_transformers):

@@ -46,7 +46,7 @@ STUDY = (
     *_trials("mixed", (5e-4, 1e-3, 2e-3)),
     # These two were best at the lowest of the three
     Part("mixed", {"selection": 2.5e-4, "share": 2.5e-4}, TRIAL, eval_every=800),
-    # Each method at its best rate, which is plain GRPO's with replay
+    # Each method at its best rate. Selection and replay have that of plain GRPO
     Part(
         "mixed",
         {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "fill": 1e-3, "share": 5e-4},

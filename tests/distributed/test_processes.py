@@ -146,7 +146,8 @@ def test_off_is_grpo_on_two_processes(reports):
 def test_the_default_is_grpo_up_to_rounding_where_processes_share_groups(reports):
     """As TRL allows: three groups of 4 on two processes."""
     for report in reports("same_batch", 2):
-        trls, ours = np.array(report["shared, grpo"]), np.array(report["shared, default"])
+        trls = np.array(report["shared, grpo"])
+        ours = np.array(report["shared, default"])
         np.testing.assert_array_equal(ours[:, :2], trls[:, :2], err_msg="other rollouts")
         np.testing.assert_allclose(ours[:, 2:], trls[:, 2:], rtol=1e-3, atol=1e-5)
         assert trls[:, 3].max() > 0, "no gradient"

@@ -18,6 +18,7 @@ from tests.factories.training import mixed_reward
 from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.tracking.files import read_groups
 from trl_dataeff.tracking.groups import GroupLog
+from trl_dataeff.tracking.methods import methods_used
 from trl_dataeff.tracking.metrics import MetricsLog
 from trl_dataeff.utils import UserError
 
@@ -149,6 +150,24 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     card = (tmp_path / "none" / "README.md").read_text()
     assert "plain GRPO" in card
     assert "replayed" not in card
+
+
+@pytest.mark.parametrize(
+    ("selector", "last", "said"),
+    [
+        ("UniformSelector", {}, ["plain GRPO"]),
+        (None, {"update/tokens_saved": 0.4}, ["plain GRPO", "faster update"]),
+        (
+            "UniformSelector",
+            {"rollouts_replayed": 5, "rollouts_trained": 10},
+            ["uniform selection", "50% of the trained rollouts replayed"],
+        ),
+        ("DotsSelector", {"update/tokens_saved": 0.4}, ["DOTS selection", "faster update"]),
+    ],
+)
+def test_what_a_run_did_is_said_in_words(selector, last, said):
+    logged = {f"dataeff/{name}": value for name, value in last.items()}
+    assert methods_used({"selector": selector}, logged) == said
 
 
 def test_the_card_of_a_stream_is_written(tmp_path):

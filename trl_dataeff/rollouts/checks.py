@@ -203,7 +203,8 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
         if isinstance(function, torch.nn.Module):
             continue
         try:
-            signature = inspect.signature(function)
+            # Of what TRL calls: a decorator may take more than the function that it wraps
+            signature = inspect.signature(function, follow_wrapped=False)
         except ValueError:  # a callable without a signature
             continue
         try:
