@@ -17,8 +17,8 @@ from pathlib import Path
 
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli.recipes import description_of
-from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.tracking.metrics import METRICS
+from trl_dataeff.utils import PREFIX
 
 
 DOCS = Path(__file__).parent

@@ -10,11 +10,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.resume import Run
-from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.checkpoint.resume import ResumedRun
 from trl_dataeff.signals import StopSignals
-from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.tracking.metrics import END, StepTimer, record
+from trl_dataeff.tracking.observer import Observer
+from trl_dataeff.utils import PREFIX
 
 
 logger = logging.get_logger(__name__)
@@ -26,35 +26,37 @@ class DataEfficientCallback(TrainerCallback):
     which decides when to save, and before the trackers.
 
     Args:
-        collector ([`RolloutCollector`]): of the trainer.
+        observer ([`Observer`]): of the trainer.
         timer ([`StepTimer`]): of the trainer.
         store (`dict`): TRL's metrics of training, by name.
         on_begin (`Callable`): called when training begins, after the Trainer's own preparations.
         on_gradient (`Callable`): called before each optimizer step.
 
     Attributes:
-        run ([`Run`]): the run of the present call of `train`.
+        run ([`ResumedRun`]): the run of the present call of `train`.
         signals ([`StopSignals`] or `None`): receives signals in the present call of `train`; `None` without
             `save_on_signal`.
+        has_trained (`bool`): whether a call of `train` has begun training.
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
     def __init__(
         self,
-        collector: RolloutCollector,
+        observer: Observer,
         timer: StepTimer,
         store: defaultdict[str, list[float]],
         on_begin: Callable[[], None],
         on_gradient: Callable[[], None],
     ):
-        self.collector = collector
+        self.observer = observer
         self.timer = timer
         self.store = store
         self.on_begin = on_begin
         self.on_gradient = on_gradient
-        self.begin(Run(), None)
+        self.has_trained = False
+        self.begin(ResumedRun(), None)
 
-    def begin(self, run: Run, signals: StopSignals | None) -> None:
+    def begin(self, run: ResumedRun, signals: StopSignals | None) -> None:
         """Prepare for a call of `train`, whose run and signals these are."""
         self.run = run
         self.signals = signals
@@ -64,6 +66,7 @@ class DataEfficientCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._is_training = True
+        self.has_trained = True
         self.on_begin()
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -78,8 +81,8 @@ class DataEfficientCallback(TrainerCallback):
             return
         is_evaluation = any(name.startswith("eval_") for name in logs)
         if is_evaluation:  # so that trackers can show held-out reward over rollouts
-            logs[f"{PREFIX}rollouts_generated"] = self.collector.counters["rollouts_generated"]
-        self.collector.log(logs, state.global_step)
+            logs[f"{PREFIX}rollouts_generated"] = self.observer.counters["rollouts_generated"]
+        self.observer.log(logs, state.global_step)
         if END in logs and self.stopped_by is not None:
             # Next the Trainer would load the best model and delete the last checkpoint, from which the run is to go on
             args.load_best_model_at_end = False
@@ -114,7 +117,7 @@ class DataEfficientCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._is_training = False
-        self.collector.flush_logs()
+        self.observer.flush_logs()
         if self.stopped_by is None or not state.is_world_process_zero:
             return
         how = self.run.how_to_resume()

@@ -267,29 +267,35 @@ def own_fields(config: DataEfficientGRPOConfig) -> dict[str, Any]:
     return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
-def with_own_fields(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
+def default_config(model: Any) -> DataEfficientGRPOConfig:
+    """
+    Return the configuration of a trainer that is made without one.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]):
+            Model that names the output folder, as in TRL.
+    """
+    model_id = model if isinstance(model, str) else get_config_model_id(model.config)
+    model_name = model_id.split("/")[-1]
+    return DataEfficientGRPOConfig(f"{model_name}-GRPO")
+
+
+def with_own_fields(args: Any) -> DataEfficientGRPOConfig:
     """
     Return a configuration that has the fields of this package.
 
     Args:
-        args ([`DataEfficientGRPOConfig`], [`~trl.GRPOConfig`] or `None`):
-            Configuration. A [`DataEfficientGRPOConfig`] is returned as it is; another one is copied. A plain
-            `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; a subclass keeps its class. Fields of this package that
-            it lacks get their defaults.
-        model (`str` or [`~transformers.PreTrainedModel`], *optional*):
-            Model that names the output folder if `args` is `None`, as in TRL.
+        args ([`DataEfficientGRPOConfig`] or [`~trl.GRPOConfig`]):
+            Configuration. A [`DataEfficientGRPOConfig`] is returned as it is. Another one stays as it is, and a copy
+            of it is returned, in which the fields that it lacks have their defaults.
 
     Returns:
-        [`DataEfficientGRPOConfig`]: The configuration, or the default one if `args` is `None`.
+        [`DataEfficientGRPOConfig`]: The configuration.
 
     Raises:
         TypeError: If `args` is not a configuration of GRPO.
         ValueError: If a field of this package has a wrong value.
     """
-    if args is None:
-        model_id = model if isinstance(model, str) else get_config_model_id(model.config)
-        model_name = model_id.split("/")[-1]
-        return DataEfficientGRPOConfig(f"{model_name}-GRPO")
     if not isinstance(args, GRPOConfig):
         raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
     if isinstance(args, DataEfficientGRPOConfig):
@@ -298,8 +304,6 @@ def with_own_fields(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     # Not constructed from the values of `args`: `GRPOConfig.__post_init__` derives fields from one another, and cannot
     # run twice
     config: Any = copy.copy(args)
-    if type(args) is GRPOConfig:
-        config.__class__ = DataEfficientGRPOConfig
     values = vars(config)
     for config_field in fields(DataEfficientGRPOConfig):
         values.setdefault(config_field.name, config_field.default)

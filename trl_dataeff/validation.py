@@ -6,27 +6,31 @@ on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers.utils import logging
+from trl import GRPOTrainer
 
+from trl_dataeff.compact.exact import has_dropout, has_own_method
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row
+from trl_dataeff.generation.trl_state import tokenizer_of
+from trl_dataeff.replay.correction import UNCLIPPED_LOSSES, LossOptions
+from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row, warn_of_raw_text
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.methods import selection_title
-from trl_dataeff.update.correction import UNCLIPPED_LOSSES, LossOptions
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, listed
 
 
 logger = logging.get_logger(__name__)
 FEW_GROUPS = 8  # of a batch, below which a selector has little choice
 # `epsilon` of ratios of sequences: between GSPO's, 3e-4, and TRL's default for tokens, 0.2
 NARROW_CLIP = 0.01
+#: Methods that decide which rows TRL's dataloader gives, and in which order
+_ORDER_METHODS = ("get_train_dataloader", "_get_train_sampler", "get_batch_samples")
 
 
 # The selector
@@ -84,15 +88,21 @@ def _named_selector(args: DataEfficientGRPOConfig) -> Selector:
 # What is not possible
 
 
-def unsupported_reason(
-    dataset: Any, has_environments: bool, has_tool_images: bool, replaces_generation: bool = False
-) -> str | None:
+def is_switched_on(config: DataEfficientGRPOConfig, selector: Selector | None) -> bool:
+    """Whether a configuration asks for selection, replay or several rounds."""
+    return (
+        selector is not None
+        or config.selection != "uniform"
+        or config.replay != "off"
+        or config.max_rollout_rounds > 1
+    )
+
+
+def unsupported_reason(dataset: Any, has_environments: bool, has_tool_images: bool) -> str | None:
     """
     Why rounds cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL prepares
     environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
     """
-    if replaces_generation:
-        return "a `_generate_and_score_completions` that does not call `super()`"
     if has_environments:
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):
@@ -102,26 +112,42 @@ def unsupported_reason(
     return None
 
 
-def check_unchanged(fields_of_init: Mapping[str, Any], fields_now: Mapping[str, Any]) -> None:
+def check_unchanged(fields_of_init: Mapping[str, Any], args: Any) -> None:
     """
     Check that the fields of this package are those with which the trainer was made, when a run or a generation batch
     begins.
 
     Args:
         fields_of_init (`Mapping`): values of the fields when the trainer was made, by name.
-        fields_now (`Mapping`): their present values.
+        args ([`~trl.GRPOConfig`]): the configuration now, which need not have these fields.
 
     Raises:
         `UserError`: names the fields that have changed.
     """
-    changed = [name for name, value in fields_of_init.items() if fields_now[name] != value]
+    changed = {}
+    for name, value in fields_of_init.items():
+        value_now = getattr(args, name, value)
+        if value_now != value:
+            changed[name] = value_now
     if changed:
-        now = ", ".join(f"`{name}={fields_now[name]!r}`" for name in changed)
+        now = ", ".join(f"`{name}={value!r}`" for name, value in changed.items())
         before = ", ".join(repr(fields_of_init[name]) for name in changed)
         raise UserError(
             f"{now} would have no effect: the trainer was made with {before}. Change fields of this package before "
             "the trainer is made. TRL's own fields may change until training begins."
         )
+
+
+def warn_of_prompts(trainer: GRPOTrainer, processes: Processes) -> None:
+    """Warn, on the main process, if an instruct model gets prompts of plain text. No transform runs."""
+    dataset = trainer.train_dataset
+    makes_prompts = trainer.environment_factories is not None or trainer.rollout_func is not None
+    if makes_prompts or not processes.is_main or not isinstance(dataset, Dataset):
+        return
+    if "prompt" not in dataset.column_names or len(dataset) == 0:
+        return
+    stored = dataset.with_format(None).select_columns(["prompt"])
+    warn_of_raw_text(stored[0]["prompt"], tokenizer_of(trainer), trainer.eos_token_ids)
 
 
 def check_dataset(
@@ -212,24 +238,21 @@ def check_steps(config: DataEfficientGRPOConfig, trains_on_other_groups: bool, m
     )
 
 
-def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, trains_on_trls_groups: bool) -> bool:
+def check_whole_groups(config: DataEfficientGRPOConfig, world_size: int) -> None:
     """
-    Whether each process trains on whole groups.
+    Check that each process trains on whole groups.
 
     Args:
-        config ([`DataEfficientGRPOConfig`]): the configuration.
+        config ([`DataEfficientGRPOConfig`]): the configuration of a run that selects, replays or replaces groups.
         world_size (`int`): number of processes.
-        trains_on_trls_groups (`bool`): whether nothing is selected, replayed or replaced.
 
     Raises:
-        `UserError`: it does not, and groups are selected, replayed or replaced. Else TRL allows it.
+        `UserError`: it does not.
     """
     completions = config.generation_batch_size // world_size
     group_size = config.num_generations
     if completions % group_size == 0:
-        return True
-    if trains_on_trls_groups:
-        return False
+        return
     raise UserError(
         f"Each of {world_size} processes trains on {completions} completions of a generation batch, which are not "
         f"whole groups of {group_size}. Selection, replay and several rounds need whole groups: make "
@@ -262,7 +285,7 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
 # Warnings, and the notice of what is on
 
 
-def warn_of_ignored_options(
+def warn_ignored_options(
     args: DataEfficientGRPOConfig, processes: Processes, selector: Selector | None = None
 ) -> None:
     """
@@ -294,6 +317,8 @@ def _unused_fields(args: DataEfficientGRPOConfig, selector: Selector | None) -> 
         yield "rollout_margin", "`max_rollout_rounds` above 1"
     if selector is None and args.selection in ("uniform", "greso"):
         yield "prompt_embedding", "`selection='dots'`"
+    if selector is None and args.selection == "uniform":
+        yield "selector_args", "`selection` of another selector than 'uniform'"
     if args.replay != "share":
         yield "replay_fraction", "`replay='share'`"
     if args.replay == "off":
@@ -308,66 +333,35 @@ def _unused_fields(args: DataEfficientGRPOConfig, selector: Selector | None) -> 
                 yield "max_unscored_completions", "selection, replay or several rounds"
 
 
-def warn_of_unsupported_parts(
-    config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, processes: Processes
-) -> None:
+def warn_of_unsupported_parts(config: DataEfficientGRPOConfig, reason: str | None, processes: Processes) -> None:
     """
     Warn, on the main process, of parts that are off though the configuration asks for them.
 
     Args:
         config ([`DataEfficientGRPOConfig`]): the configuration.
         reason (`str`, *optional*): see [`unsupported_reason`].
-        corrects_loss (`bool`): whether our `_compute_loss` is used.
         processes ([`Processes`]): of the run.
     """
-    if not processes.is_main:
-        return
-    one_round = "each batch is one round of rollouts without replay"
     asks_for_reuse = config.replay != "off" or config.max_rollout_rounds > 1
-    if reason is not None and asks_for_reuse:
-        logger.warning(f"With {reason}, {one_round}.")
-    if corrects_loss:
-        return
-    consequences = []
-    if config.compact_update:
-        consequences.append("the update is that of `GRPOTrainer`")
-    if reason is None and asks_for_reuse:
-        consequences.append(one_round)
-    if consequences:
+    if reason is not None and asks_for_reuse and processes.is_main:
+        logger.warning(f"With {reason}, each batch is one round of rollouts without replay.")
+
+
+def warn_of_unused_order(trainer: GRPOTrainer) -> None:
+    """Warn that prompts are selected, where a subclass or a script decides their order."""
+    names = [name for name in _ORDER_METHODS if has_own_method(trainer, name)]
+    if names:
         logger.warning(
-            "A subclass or Unsloth overrides the loss without calling `DataEfficientGRPOTrainer._compute_loss`. So "
-            f"{' and '.join(consequences)}. Let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`."
+            f"{listed(names)} of {type(trainer).__name__} does not decide which prompts are trained on: selection "
+            "does. `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1` train on the rows that "
+            "`GRPOTrainer` trains on."
         )
 
 
-def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:
-    """
-    Warn, on the main process, that rows are not trained on as a subclass or a script has them.
-
-    Args:
-        names (`Sequence[str]`): what decides or changes the rows in `GRPOTrainer`.
-        processes ([`Processes`]): of the run.
-    """
-    if names and processes.is_main:
-        listed = ", ".join(f"`{name}`" for name in names)
-        logger.warning(
-            f"The rows of {listed} are not trained on: selection and replay read the prompts that they choose from "
-            "`train_dataset`. Change the dataset instead (`train_dataset.map(...)`), and read rows after the call of "
-            "`super()`. Or set `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`, which train on the "
-            "rows that `GRPOTrainer` trains on."
-        )
-
-
-def warn_of_small_batches(config: DataEfficientGRPOConfig, processes: Processes) -> None:
-    """
-    Warn, on the main process, that a batch has few groups.
-
-    Args:
-        config ([`DataEfficientGRPOConfig`]): the configuration of a run that selects prompts.
-        processes ([`Processes`]): of the run.
-    """
+def warn_of_small_batches(config: DataEfficientGRPOConfig) -> None:
+    """Warn that a batch has few groups, in a run that selects prompts."""
     batch_groups = config.generation_batch_size // config.num_generations
-    if batch_groups >= FEW_GROUPS or not processes.is_main:
+    if batch_groups >= FEW_GROUPS:
         return
     groups = "1 group" if batch_groups == 1 else f"{batch_groups} groups"
     logger.warning(
@@ -376,19 +370,18 @@ def warn_of_small_batches(config: DataEfficientGRPOConfig, processes: Processes)
     )
 
 
-def warn_of_replayed_sequences(options: LossOptions, replay_clip: str, processes: Processes) -> None:
+def warn_of_replayed_sequences(options: LossOptions, replay_clip: str) -> None:
     """
-    Warn, on the main process, of a narrow clip around the ratio of a replayed sequence, which is 1 only as long as the
+    Warn of a narrow clip around the ratio of a replayed sequence, which is 1 only as long as the
     policy is the one that sampled it.
 
     Args:
         options ([`LossOptions`]): of the loss, in a run that replays groups.
         replay_clip (`str`): where the clip of replayed groups is centred.
-        processes ([`Processes`]): of the run.
     """
     is_clipped = replay_clip == "behavior" and options.loss_type not in UNCLIPPED_LOSSES
     narrowest = min(options.epsilon)
-    if options.level == "sequence" and is_clipped and narrowest < NARROW_CLIP and processes.is_main:
+    if options.level == "sequence" and is_clipped and narrowest < NARROW_CLIP:
         logger.warning(
             f"With `importance_sampling_level='sequence'` and a clip of {narrowest:g}, most replayed sequences may "
             f"have no gradient: set `replay='off'`, or `epsilon` to {NARROW_CLIP} or more."
@@ -442,14 +435,3 @@ def announce(
             "`lora_dropout` to 0, or `disable_dropout=True`; `attention_dropout` needs "
             "`model_init_kwargs={'attention_dropout': 0.0}`."
         )
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of one that calls a function."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
-            return True
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float) and value > 0:
-                return True
-    return False

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.utils import PREFIX
 
 
 #: Kinds of groups, in words

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.factories.groups import make_group, visit
 from trl_dataeff.collector.batch import GenerationBatch, fill_batch, groups_missing
-from trl_dataeff.collector.buffer import ReplayBuffer
+from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
 from trl_dataeff.generation.recorder import GeneratedRound

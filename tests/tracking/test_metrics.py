@@ -16,9 +16,9 @@ from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
 from trl_dataeff import compat
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.tracking.metrics import METRICS, SELECTOR_PREFIX, group_metrics
-from trl_dataeff.update.logprobs import sampling_metrics
+from trl_dataeff.replay.logprobs import sampling_metrics
+from trl_dataeff.utils import PREFIX
 
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from trl_dataeff.analysis.recorded import RecordedRun
-from trl_dataeff.tracking.files import PREFIX
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import PREFIX, UserError
 
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart: one per run, `C0`, `C1`, ...

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, PREFIX, RUN_FILE, read_groups, read_metrics
+from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, RUN_FILE, read_groups, read_metrics
 from trl_dataeff.tracking.methods import methods_used
-from trl_dataeff.utils import UserError, is_number, number_problem
+from trl_dataeff.utils import PREFIX, UserError, is_number, number_problem
 
 
 STATE_FILE = "trainer_state.json"

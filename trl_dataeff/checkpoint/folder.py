@@ -25,7 +25,7 @@ FOLDERS = (FOLDER, LOCK.partition("/")[0])
 
 
 @contextmanager
-def own_folder(output_dir: str | os.PathLike[str], processes: Processes) -> Iterator[None]:
+def own_folder(output_dir: str | os.PathLike[str], processes: Processes, is_required: bool = True) -> Iterator[None]:
     """
     Within this context, no other run trains in a folder. What a killed process has left half-written there is removed.
     The system frees the lock of a process that ends, however it ends. A collective.
@@ -33,6 +33,8 @@ def own_folder(output_dir: str | os.PathLike[str], processes: Processes) -> Iter
     Args:
         output_dir (`str`): the run's folder.
         processes ([`Processes`]): the processes of the run.
+        is_required (`bool`, *optional*, defaults to `True`): whether another run in the folder is an error. If not,
+            it is a warning.
 
     Raises:
         [`UserError`]: another run trains in the folder.
@@ -54,10 +56,12 @@ def own_folder(output_dir: str | os.PathLike[str], processes: Processes) -> Iter
                 f"{output_dir} cannot be locked ({error}): a second run in this folder would not be noticed."
             )
     problem = all_gather(problem)[0]
-    if problem is not None:
+    if problem is not None and is_required:
         raise UserError(problem)
+    if problem is not None and processes.is_main:
+        logger.warning(problem)
     try:
-        if processes.is_main:
+        if processes.is_main and problem is None:
             for folder in FOLDERS:
                 remove_temporary_files(Path(output_dir, folder))
         yield

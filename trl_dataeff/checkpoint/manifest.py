@@ -108,7 +108,7 @@ def completion_order(checkpoint: Path) -> tuple[int, float]:
     return int(manifest.get("order", 0)), float(manifest["written"])
 
 
-def check_checkpoint(checkpoint: Path, *, needs_all: bool = True) -> dict[str, Any]:
+def check_checkpoint(checkpoint: Path, *, needs_all: bool = True, needs_state: bool = True) -> dict[str, Any]:
     """
     Compare a checkpoint with its manifest. Of files that do not decide how a run continues, a difference is a warning:
     a callback may have changed them when the checkpoint was saved.
@@ -117,6 +117,7 @@ def check_checkpoint(checkpoint: Path, *, needs_all: bool = True) -> dict[str, A
         checkpoint (`Path`): its folder.
         needs_all (`bool`, *optional*, defaults to `True`): whether it must have the files without which the Trainer
             resumes, such as `optimizer.pt`. If not, a missing one is a warning.
+        needs_state (`bool`, *optional*, defaults to `True`): whether it must hold more than the model.
 
     Returns:
         `dict`: the manifest.
@@ -133,7 +134,7 @@ def check_checkpoint(checkpoint: Path, *, needs_all: bool = True) -> dict[str, A
         if _decides(name) and (needs_all or not _is_left_out(checkpoint, name)):
             raise CheckpointError(f"{checkpoint} is corrupt: {problem}. {_EARLIER}")
         changed.append(problem)
-    if not manifest["resumable"]:
+    if needs_state and not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`, so no run can resume from it. Start a new run "
             "with it as the model."

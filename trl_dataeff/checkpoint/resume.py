@@ -33,7 +33,7 @@ _NOTED_PROMPTS = 16
 
 
 @dataclass
-class Run:
+class ResumedRun:
     """
     The run of a call of `train`.
 
@@ -70,7 +70,8 @@ def resolve_run(
     output_dir: str | os.PathLike[str],
     processes: Processes = Processes(),  # noqa: B008 (immutable)
     checks: bool = True,
-) -> Run:
+    needs_state: bool = True,
+) -> ResumedRun:
     """
     Decide whether a call of `train` starts a run or resumes one, and from which checkpoint. A collective: all
     processes get the same run, or raise the same error.
@@ -81,9 +82,12 @@ def resolve_run(
         output_dir (`str`): the run's folder.
         processes ([`Processes`], *optional*): the processes of the run.
         checks (`bool`, *optional*, defaults to `True`): whether this process reads the files.
+        needs_state (`bool`, *optional*, defaults to `True`): whether the run needs what this package has written. If
+            not, it resumes from what TRL resumes from: also from a checkpoint that TRL's trainer has written, and from
+            one of weights alone.
 
     Returns:
-        [`Run`]: the run that starts or resumes.
+        [`ResumedRun`]: the run that starts or resumes.
 
     Raises:
         [`CheckpointError`]: the checkpoint that is wanted cannot be resumed from; with `True`, every one in the
@@ -98,20 +102,17 @@ def resolve_run(
                 "those of the same step: set another `output_dir` to keep them, or `resume_from_checkpoint=True` to "
                 "continue that run."
             )
-        return Run()
+        return ResumedRun()
     rejected: dict[Path, str] = {}  # in the order of the candidates
     if wanted is True:
-        # Those whose manifest cannot be read may be the latest: they are rejected first, and so they are named
-        unreadable = [path for path in present if is_complete(path) and completion_order(path) == (0, 0.0)]
-        unreadable = all_gather(unreadable)[0]
-        ordered = [*unreadable, *(path for path in present if path not in unreadable)]
+        ordered = _candidates(present, needs_state)
         # First those with all of their files, then those without a file that the Trainer can do without
         candidates = [(path, True) for path in ordered]
         candidates += [(path, False) for path in ordered]
     else:
         candidates = [(Path(wanted), False)]
     for candidate, needs_all in candidates:
-        manifest, problem = _check_on_every_process(candidate, checks, needs_all)
+        manifest, problem = _check_on_every_process(candidate, checks, needs_all, needs_state)
         if problem is None:
             if processes.is_main and manifest is not None:
                 # In the second pass, the first one has rejected this candidate and those after it, too
@@ -120,7 +121,7 @@ def resolve_run(
                     rejected_before = rejected_before[: rejected_before.index(candidate)]
                 reasons = [rejected[path] for path in rejected_before]
                 _report_resumption(candidate, manifest, reasons, processes.world_size)
-            return Run(str(candidate))
+            return ResumedRun(str(candidate))
         rejected[candidate] = problem
     reasons = list(rejected.values())
     if wanted is not True:
@@ -129,7 +130,20 @@ def resolve_run(
     if processes.is_main:
         incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
         logger.warning(f"There is no complete checkpoint in {folder}: training starts from step 0.{incomplete}")
-    return Run()
+    return ResumedRun()
+
+
+def _candidates(present: Sequence[Path], needs_state: bool) -> list[Path]:
+    """The checkpoints of a folder in the order in which a run tries to resume from them. A collective."""
+    # Those whose manifest cannot be read may be the latest: they are rejected first, and so they are named
+    first = [path for path in present if is_complete(path) and completion_order(path) == (0, 0.0)]
+    if not needs_state:
+        # TRL's trainer may have continued the run
+        last_step = max((_step_of(path) for path in present if is_complete(path)), default=0)
+        of_trl = [path for path in present if not (path / FOLDER).exists() and _step_of(path) > last_step]
+        first = [*sorted(of_trl, key=_step_of, reverse=True), *first]
+    first = all_gather(first)[0]
+    return [*first, *(path for path in present if path not in first)]
 
 
 def _names(paths: Iterable[Path]) -> str:
@@ -137,7 +151,7 @@ def _names(paths: Iterable[Path]) -> str:
 
 
 def _check_on_every_process(
-    checkpoint: Path, checks: bool, needs_all: bool
+    checkpoint: Path, checks: bool, needs_all: bool, needs_state: bool
 ) -> tuple[dict[str, Any] | None, str | None]:
     """
     Check a checkpoint on the processes that are to read it. A collective.
@@ -146,6 +160,7 @@ def _check_on_every_process(
         checkpoint (`Path`): its folder.
         checks (`bool`): whether this process reads it.
         needs_all (`bool`): see [`check_checkpoint`].
+        needs_state (`bool`): see [`resolve_run`].
 
     Returns:
         `tuple`: the manifest, or `None` if this process has not read it; and what the first process that cannot resume
@@ -153,9 +168,10 @@ def _check_on_every_process(
     """
     manifest = None
     own_problem = None
-    if checks:
+    is_of_trl = not needs_state and checkpoint.is_dir() and not (checkpoint / FOLDER).exists()
+    if checks and not is_of_trl:
         try:
-            manifest = check_checkpoint(checkpoint, needs_all=needs_all)
+            manifest = check_checkpoint(checkpoint, needs_all=needs_all, needs_state=needs_state)
         except CheckpointError as error:
             own_problem = str(error)
     problems = [problem for problem in all_gather(own_problem) if problem is not None]
@@ -224,20 +240,23 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
 
 def _completion_order(checkpoint: Path) -> tuple[int, float, int]:
     """Sort key of a checkpoint: when it was completed, an incomplete one first, and then its step."""
-    step = int(checkpoint.name.split("-")[1])
-    return *completion_order(checkpoint), step
+    return *completion_order(checkpoint), _step_of(checkpoint)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
 # What a call of `train` that fails says
 
 
 @contextmanager
-def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]) -> Iterator[None]:
+def failure_notes(run: ResumedRun, prompt_ids: Sequence[int], flush: Callable[[], None]) -> Iterator[None]:
     """
     Add notes to an exception in this context: the prompts in use, and how to resume.
 
     Args:
-        run ([`Run`]): the run of the context.
+        run ([`ResumedRun`]): the run of the context.
         prompt_ids (`Sequence[int]`): rows of the prompts in use, read when the exception comes.
         flush (`Callable`): called first, so that logs are complete.
     """
@@ -262,14 +281,14 @@ def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]
 
 @contextmanager
 def complete_checkpoint(
-    run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
+    run: ResumedRun, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
     Make a checkpoint of the files that all processes write within this context: it ends complete, or is removed. A
     collective.
 
     Args:
-        run ([`Run`]): its latest checkpoint becomes this one, if it is `resumable`.
+        run ([`ResumedRun`]): its latest checkpoint becomes this one, if it is `resumable`.
         checkpoint (`Path`): folder of the checkpoint, whose former content is removed first.
         step (`int`): optimizer steps so far.
         resumable (`bool`): whether it holds more than the model.
@@ -310,7 +329,7 @@ def complete_checkpoint(
         run.checkpoint = str(checkpoint)
 
 
-def _wait_for_others(processes: Processes, checkpoint: Path, run: Run) -> None:
+def _wait_for_others(processes: Processes, checkpoint: Path, run: ResumedRun) -> None:
     """Wait until every process is here. Raises a `CheckpointError` if one has ended."""
     try:
         processes.wait()

@@ -60,26 +60,51 @@ def save_run(
         save_state(checkpoint, "state", {**state, "half_used": micro_batches is not None})
 
 
-def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+def load_run(
+    checkpoint: Path, processes: Processes, settings: Mapping[str, Any], *, is_required: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None] | None:
     """
     Read what [`save_run`] has written.
 
     Args:
         checkpoint (`Path`): folder of the checkpoint.
         processes ([`Processes`]): says which process this is, and on which device its micro-batches belong.
+        settings (`Mapping`): the run's settings on which the content of a checkpoint depends.
+        is_required (`bool`): whether the run needs the state. If not, one that is missing or of another kind of run is
+            passed over, with a warning where it was there.
 
     Returns:
-        `tuple`: the nested state, and the micro-batches of this process; `None` in their place if no generation batch
-        was half-used.
+        `tuple`, *optional*: the nested state, and the micro-batches of this process; `None` in their place if no
+        generation batch was half-used. `None` if there is no state that fits.
 
     Raises:
-        [`CheckpointError`]: a file is missing or corrupt.
+        [`CheckpointError`]: a file is missing or corrupt, and required.
     """
-    state = load_state(checkpoint, "state")
-    if not state["half_used"]:
-        return state, None
-    by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
-    return state, [by_place[str(place)] for place in range(len(by_place))]
+    if not is_required and not (checkpoint / FOLDER / "state.json").exists():
+        return None
+    try:
+        state = load_state(checkpoint, "state")
+        if not is_required:
+            check_settings(checkpoint, "the state", state["settings"], settings, _of_batch(settings))
+        unused_batch = None
+        if state["half_used"]:
+            by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
+            unused_batch = [by_place[str(place)] for place in range(len(by_place))]
+    except CheckpointError as error:
+        if is_required:
+            raise
+        if processes.is_main:
+            logger.warning(
+                f"The run resumes as with `GRPOTrainer`: a generation batch begins, and counts of rollouts begin at "
+                f"0. {error}"
+            )
+        return None
+    return state, unused_batch
+
+
+def _of_batch(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the settings on which a half-used generation batch depends."""
+    return [name for name in settings if name != "learning_rate"]
 
 
 def save_state(checkpoint: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -212,12 +237,12 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
             "row. A script that splits or shuffles them has to give a seed (`train_test_split(..., seed=0)`, "
             f"`shuffle(seed=0)`). Resume with the same dataset in the same order, {_NEW_RUN}"
         )
-    _check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
+    check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
     if saved["holds_rollouts"]:
-        _check_settings(checkpoint, "rollouts", saved["settings"], settings, ROLLOUTS)
+        check_settings(checkpoint, "rollouts", saved["settings"], settings, ROLLOUTS)
     if saved["half_used"]:
-        names = [name for name in settings if name != "learning_rate"]
-        _check_settings(checkpoint, "a half-used generation batch", saved["settings"], settings, names)
+        names = _of_batch(settings)
+        check_settings(checkpoint, "a half-used generation batch", saved["settings"], settings, names)
     saved_rate = saved["settings"]["learning_rate"]
     rate = settings["learning_rate"]
     if rate != saved_rate and is_main:
@@ -228,8 +253,8 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
         )
 
 
-def _check_settings(
-    checkpoint: Path, content: str, saved: dict[str, Any], settings: dict[str, Any], names: Collection[str]
+def check_settings(
+    checkpoint: Path, content: str, saved: Mapping[str, Any], settings: Mapping[str, Any], names: Collection[str]
 ) -> None:
     """
     Check settings on which a part of a checkpoint depends.

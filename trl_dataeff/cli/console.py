@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.tracking.metrics import END
-from trl_dataeff.utils import is_number, terminal_width
+from trl_dataeff.utils import PREFIX, is_number, terminal_width
 
 
 REPEAT_HEADER = 20  # rows

@@ -128,7 +128,6 @@ class GenerationBatch:
         trained: the groups to train on, as many as a generation batch has places, in the order of ranks.
         leftover: effective groups beyond them, to be kept for a later batch.
         origins: where each group comes from: those of `generated` and of `trained`.
-        metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
         trl_metrics: TRL's metrics of rewards and lengths of the groups generated, if it has logged them of others; a
             list of values for each, see [`group_metrics`].
@@ -141,7 +140,6 @@ class GenerationBatch:
     trained: list[RolloutGroup]
     leftover: list[RolloutGroup]
     origins: Mapping[RolloutGroup, Origin]
-    metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
     trl_metrics: dict[str, list[float]] = field(default_factory=dict)
 

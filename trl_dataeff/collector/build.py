@@ -7,28 +7,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.validation as validation
-from trl_dataeff.collector.buffer import ReplayBuffer
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes
-from trl_dataeff.compat import overrides_rewards
+from trl_dataeff.compact.exact import has_own_method
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
-from trl_dataeff.generation.trl_state import has_tool_images, tokenizer_of
-from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_changing_rewards, warn_of_raw_text
+from trl_dataeff.generation.trl_state import has_tool_images
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.correction import LossOptions
+from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_changing_rewards
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
-from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.update.compaction import can_skip_rows
-from trl_dataeff.update.correction import LossOptions
-from trl_dataeff.utils import UserError, hash_prompts
+from trl_dataeff.utils import hash_prompts
 
 
 #: Fields of `GRPOConfig` by which processes decide what is generated, trained on and waited for. Others may differ
@@ -75,136 +73,97 @@ FIELDS_OF_ALL_PROCESSES = (
 @dataclass(frozen=True)
 class Plan:
     """
-    What a trainer does in its runs. It differs from the configuration where that asks for what the trainer cannot do.
+    What a trainer does in its runs beyond the update. It differs from the configuration where that asks for what the
+    trainer cannot do.
 
     Attributes:
         selector ([`Selector`]): not bound yet.
-        selects (`bool`): whether it proposes the prompts; if not, they come from TRL's dataloader.
         max_rounds (`int`): rounds of rollouts per generation batch.
         replays (`bool`): whether groups are stored and replayed.
         reserved (`int`): places of a generation batch that stored groups get in any case.
-        generates_before_trl (`bool`): whether groups are generated before TRL's pass over them.
-        can_take_trls_rows (`bool`): whether the rows of TRL's dataloader may be trained on, as a subclass has changed
-            them: no prompts are selected, no group is replaced, and none is trained on again.
-        compacts (`bool`): whether the update leaves out what does not change the gradient.
-        requires_scores (`bool`): whether completions without any score, from the start of training, are an error:
-            selection, several rounds and replay need scores. Without these three, all that TRL accepts is accepted.
     """
 
     selector: Selector
-    selects: bool
     max_rounds: int
     replays: bool
     reserved: int
-    generates_before_trl: bool
-    can_take_trls_rows: bool
-    compacts: bool
-    requires_scores: bool
+
+    @property
+    def selects(self) -> bool:
+        """Whether prompts are selected, and not taken in shuffled passes."""
+        return type(self.selector) is not UniformSelector
+
+    @property
+    def generates_before_trl(self) -> bool:
+        """Whether groups are generated before TRL's pass over them: others may be trained on than are generated."""
+        return self.max_rounds > 1 or self.replays or uses_references(self.selector)
 
 
-def plan_runs(
-    trainer: GRPOTrainer,
-    selector: Selector | None,
-    *,
-    is_map_style: bool,
-    corrects_loss: bool,
-    replaces_generation: bool,
-) -> Plan:
+def plan_runs(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, selector: Selector | None) -> Plan | None:
     """
-    Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. What it cannot do is off, with a
-    warning.
+    Decide what a trainer does in its runs, once TRL's `__init__` has run. What it cannot do is off, with a warning.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): whose `args` are a [`DataEfficientGRPOConfig`].
+        trainer ([`~trl.GRPOTrainer`]): the trainer.
+        config ([`DataEfficientGRPOConfig`]): its configuration, with the fields of this package.
         selector ([`Selector`], *optional*): that was given to the trainer.
-        is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
-        corrects_loss (`bool`): see [`corrects_loss`].
-        replaces_generation (`bool`): see [`replaces_generation`].
+
+    Returns:
+        [`Plan`], *optional*: `None` if rows, generation and rewards are TRL's.
 
     Raises:
         `ValueError` or `TypeError`: the configuration, the selector, the dataset or a reward function does not fit.
     """
-    config = cast(DataEfficientGRPOConfig, trainer.args)
     processes = Processes.of(trainer.accelerator)
     world_size = processes.world_size
+    validation.warn_ignored_options(config, processes, selector)
+    if not validation.is_switched_on(config, selector):
+        return None
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
     has_environments = trainer.environment_factories is not None
-    reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer), replaces_generation)
-
-    validation.warn_of_ignored_options(config, processes, selector)
-    validation.warn_of_unsupported_parts(config, reason, corrects_loss, processes)
-    reuses = reason is None and corrects_loss
-    max_rounds = config.max_rollout_rounds if reuses else 1
-    replays = reuses and validation.replays(config, world_size)
-    reserved = validation.reserved_places(config, world_size) if reuses else 0
-    compacts = config.compact_update and corrects_loss
-    skips_rows = compacts and can_skip_rows(trainer)
-
-    selector = validation.resolve_selector(config, selector, reason, world_size)
-    trains_on_other_groups = replays or uses_references(selector)
-    validation.check_steps(config, trains_on_other_groups, max_rounds)
-    is_uniform = isinstance(selector, UniformSelector)
-    needs_groups_first = max_rounds > 1 or trains_on_other_groups
-    trains_on_trls_groups = is_uniform and not (reason is None and needs_groups_first)
-    has_whole_groups = not is_map_style or validation.holds_whole_groups(config, world_size, trains_on_trls_groups)
-    if skips_rows and has_whole_groups:
-        # The pass for old log-probs leaves out rows by their rewards, which TRL has only afterwards
-        needs_groups_first = True
-    generates_before_trl = reason is None and needs_groups_first
-    if replaces_generation and not is_uniform:
-        raise UserError(
-            f"{type(selector).__name__} cannot select prompts, because {type(trainer).__name__} has a "
-            "`_generate_and_score_completions` that does not call `super()`. Let it call it, or set "
-            "`selection='uniform'`."
-        )
-    selects = is_map_style and has_whole_groups
-    selects_by_rewards = selects and not is_uniform
-
-    if dataset is not None and _trl_calls_reward_functions(trainer):
-        check_reward_arguments(trainer.reward_funcs, first_row(dataset))
-    if dataset is not None and not has_environments and trainer.rollout_func is None and processes.is_main:
-        warn_of_raw_text(first_row(dataset)["prompt"], tokenizer_of(trainer), trainer.eos_token_ids)
-    validation.announce(
-        config,
-        selector,
-        processes,
-        num_prompts=None if dataset is None else len(dataset),
-        model=trainer.model,
-        max_rounds=max_rounds,
-        replays=replays,
-        reserved=reserved,
+    reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer))
+    validation.warn_of_unsupported_parts(config, reason, processes)
+    reuses = reason is None
+    plan = Plan(
+        selector=validation.resolve_selector(config, selector, reason, world_size),
+        max_rounds=config.max_rollout_rounds if reuses else 1,
+        replays=reuses and validation.replays(config, world_size),
+        reserved=validation.reserved_places(config, world_size) if reuses else 0,
     )
-    if selects and not is_uniform:
-        validation.warn_of_small_batches(config, processes)
-    if (replays or max_rounds > 1) and processes.is_main:
-        warn_of_changing_rewards(trainer.reward_funcs)
-    if replays:
-        validation.warn_of_replayed_sequences(LossOptions.of(trainer), config.replay_clip, processes)
-    return Plan(
-        selector=selector,
-        selects=selects,
-        max_rounds=max_rounds,
-        replays=replays,
-        reserved=reserved,
-        generates_before_trl=generates_before_trl,
-        can_take_trls_rows=is_uniform and max_rounds == 1 and not trains_on_other_groups,
-        compacts=compacts,
-        requires_scores=selects_by_rewards or max_rounds > 1 or replays,
-    )
+    if not (plan.selects or selector is not None or plan.generates_before_trl):
+        return None
+    validation.check_steps(config, plan.replays or uses_references(plan.selector), plan.max_rounds)
+    validation.check_whole_groups(config, world_size)
+    return plan
 
 
-def _trl_calls_reward_functions(trainer: GRPOTrainer) -> bool:
-    """Whether reward functions get the dataset's columns, and nothing else, as TRL passes them."""
-    config = cast(DataEfficientGRPOConfig, trainer.args)
+def check_rewards(trainer: GRPOTrainer, config: DataEfficientGRPOConfig) -> None:
+    """Reject a reward function that does not take the dataset's columns, where TRL passes these and nothing else."""
     has_other_columns = trainer.environment_factories is not None or trainer.rollout_func is not None
-    return not (overrides_rewards(type(trainer)) or has_other_columns or config.remove_unused_columns)
+    if config.remove_unused_columns or has_other_columns or has_own_method(trainer, "_calculate_rewards"):
+        return
+    if isinstance(trainer.train_dataset, Dataset):
+        check_reward_arguments(trainer.reward_funcs, first_row(trainer.train_dataset))
 
 
-def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> RolloutCollector:
+def make_classifier(trainer: GRPOTrainer, config: DataEfficientGRPOConfig) -> GroupClassifier:
+    """The classifier of a trainer's groups."""
+    return GroupClassifier(
+        trainer.reward_weights.float().cpu().numpy(),
+        reward_range=config.reward_range,
+        aggregation=config.multi_objective_aggregation,
+        masks_truncated=config.mask_truncated_completions,
+    )
+
+
+def make_collector(
+    trainer: GRPOTrainer,
+    config: DataEfficientGRPOConfig,
+    plan: Plan,
+    classifier: GroupClassifier,
+    processes: Processes,
+) -> RolloutCollector:
     """The collector of a trainer."""
-    config = cast(DataEfficientGRPOConfig, trainer.args)
-    reward_names = trainer.reward_func_names
-    selector = plan.selector if plan.selects else None
     buffer = None
     if plan.replays:
         buffer = ReplayBuffer(
@@ -214,39 +173,60 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
             world_size=processes.world_size,
             newest_first=config.replay_order == "newest",
         )
-    classifier = GroupClassifier(
-        trainer.reward_weights.numpy(),
-        reward_range=config.reward_range,
-        aggregation=config.multi_objective_aggregation,
-        masks_truncated=config.mask_truncated_completions,
-    )
     return RolloutCollector(
         classifier=classifier,
         group_size=config.num_generations,
         batch_groups=config.generation_batch_size // config.num_generations,
-        reward_names=reward_names,
-        selector=None if selector is None else CheckedSelector(selector, processes),
-        settings=run_settings(config, selector, reward_names, processes.world_size),
+        reward_names=trainer.reward_func_names,
+        selector=CheckedSelector(plan.selector, processes),
+        settings=run_settings(config, plan.selector, trainer.reward_func_names, processes.world_size),
         round_sizes=RoundSizes(plan.max_rounds, config.rollout_margin),
         buffer=buffer,
         reserved=plan.reserved,
         generates_before_trl=plan.generates_before_trl,
-        max_unscored=config.max_unscored_completions if plan.requires_scores else None,
-        logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,
     )
 
 
+def announce(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, plan: Plan, processes: Processes) -> None:
+    """Say on the main process what is on in a trainer's runs, and what may go wrong there."""
+    num_prompts = len(trainer.train_dataset) if isinstance(trainer.train_dataset, Dataset) else None
+    validation.announce(
+        config,
+        plan.selector,
+        processes,
+        num_prompts=num_prompts,
+        model=trainer.model,
+        max_rounds=plan.max_rounds,
+        replays=plan.replays,
+        reserved=plan.reserved,
+    )
+    if not processes.is_main:
+        return
+    if plan.selects:
+        validation.warn_of_small_batches(config)
+        validation.warn_of_unused_order(trainer)
+    if plan.replays or plan.max_rounds > 1:
+        warn_of_changing_rewards(trainer.reward_funcs)
+    if plan.replays:
+        validation.warn_of_replayed_sequences(LossOptions.of(trainer), config.replay_clip)
+
+
 def check_same_settings(
-    trainer: GRPOTrainer, selector: Selector, resume_from_checkpoint: Any, processes: Processes
+    trainer: GRPOTrainer,
+    config: DataEfficientGRPOConfig,
+    selector: Selector,
+    resume_from_checkpoint: Any,
+    processes: Processes,
 ) -> None:
     """
     Check that the settings on which processes have to agree are the same on each: with others, they would wait for
     each other without end. A collective if there are several.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): whose `args` are a [`DataEfficientGRPOConfig`].
+        trainer ([`~trl.GRPOTrainer`]): the trainer.
+        config ([`DataEfficientGRPOConfig`]): with the fields of this package.
         selector ([`Selector`]): of the run.
         resume_from_checkpoint: the argument of `train`.
         processes ([`Processes`]): of the run.
@@ -258,7 +238,8 @@ def check_same_settings(
         return
     of_trl = {config_field.name for config_field in fields(GRPOConfig)}
     own = [config_field.name for config_field in fields(DataEfficientGRPOConfig) if config_field.name not in of_trl]
-    values: dict[str, Any] = {name: getattr(trainer.args, name) for name in (*own, *FIELDS_OF_ALL_PROCESSES)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in own}
+    values |= {name: getattr(trainer.args, name) for name in FIELDS_OF_ALL_PROCESSES}
     values["selector"] = type(selector).__name__
     values["reward functions"] = trainer.reward_func_names
     values["reward_weights"] = trainer.reward_weights.tolist()
@@ -315,7 +296,7 @@ def run_settings(
     elif predictor not in (None, *PREDICTORS):
         predictor = "a saved predictor"  # its folder may have moved
     return {
-        "selector": type(selector).__name__,
+        "selector": None if selector is None else type(selector).__name__,
         "predictor": predictor,
         "num_generations": config.num_generations,
         "reward_functions": list(reward_names),

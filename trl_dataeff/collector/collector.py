@@ -10,8 +10,7 @@ last bits (the main process's proposals count).
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -21,20 +20,19 @@ from transformers.utils import logging
 
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.collector.batch import Assignment, GenerationBatch, fill_batch, groups_missing
-from trl_dataeff.collector.buffer import ReplayBuffer
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.generation.recorder import GeneratedRound
+from trl_dataeff.replay.advantages import deviation_over_batch, renormalize
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.logprobs import GroupInBatch, groups_in_batch
 from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, KINDS, UNKNOWN_PROMPT, Origin, RolloutGroup, Rollouts
+from trl_dataeff.rollouts.group import Origin, RolloutGroup, Rollouts
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
-from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.tracking.metrics import METRICS, group_metrics
-from trl_dataeff.update.advantages import deviation_over_batch, renormalize
-from trl_dataeff.update.logprobs import GroupInBatch, groups_in_batch
-from trl_dataeff.utils import __version__
+from trl_dataeff.tracking.metrics import group_metrics
+from trl_dataeff.tracking.observer import SeenBatch
 
 
 logger = logging.get_logger(__name__)
@@ -69,8 +67,7 @@ class RolloutCollector:
         group_size (`int`): G, completions per group.
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`Sequence[str]`): the reward functions.
-        selector ([`CheckedSelector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader
-            (streaming).
+        selector ([`CheckedSelector`]): proposes prompts.
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
         round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
@@ -80,9 +77,6 @@ class RolloutCollector:
             round, even where a single one is configured.
         generates_before_trl (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass
             over them. If not, a batch is trained on as its single round gave it.
-        max_unscored (`int`, *optional*): so many completions without any score, from the start of training, are an
-            error; `None`: never.
-        logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
     """
@@ -94,14 +88,12 @@ class RolloutCollector:
         group_size: int,
         batch_groups: int,
         reward_names: Sequence[str],
-        selector: CheckedSelector | None = None,
+        selector: CheckedSelector,
         settings: dict[str, Any] | None = None,
         round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
         generates_before_trl: bool = True,
-        max_unscored: int | None = None,
-        logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
     ):
@@ -116,8 +108,7 @@ class RolloutCollector:
         self.reserved = reserved
         self.normalizes_over_batch = False  # whether TRL divides advantages by the deviation over the batch
         self.generates_before_trl = generates_before_trl
-        self.max_unscored = max_unscored
-        self.logs = logs
+        self.balances = True  # whether each process gets as many effective groups, see `read_options`
         self.seed = seed
         self.processes = processes
         self._reset()
@@ -126,21 +117,15 @@ class RolloutCollector:
         """The state of a run that begins."""
         self.num_prompts = 0
         self.dataset_hash = ""
-        self.classifier.scale.reset()
         if self.buffer is not None:
             self.buffer.clear()
         self.zero_share = ZeroVarianceShare()
-        self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
+        self._reward_checks: RewardChecks | None = None
         self.leftover: list[RolloutGroup] = []  # effective groups of earlier batches, for the next one
         self._reward_funcs: list[Any] | None = None  # of the last batch; `None` before the first one
         self._optimizer_step = -1  # the present one
         self._prompts_in_step: set[int] = set()  # of the generation batches of that step so far
-        self.reward_checks = RewardChecks(
-            self.reward_names,
-            max_unscored=self.max_unscored,
-            is_main_process=self.processes.is_main,
-        )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(self.seed)
         # Another generator: other processes may use `rng` differently, and replay must agree on all of them
@@ -153,13 +138,19 @@ class RolloutCollector:
         embed: Callable[[], Embeddings] | None = None,
         dataset_hash: str = "",
         resumed: bool = False,
+        reward_checks: RewardChecks | None = None,
     ) -> None:
-        """Begin a run, which discards the state of an earlier one. The arguments are those of [`SelectorContext`]."""
+        """
+        Begin a run, which discards the state of an earlier one.
+
+        Args:
+            num_prompts, embed, dataset_hash, resumed: see [`SelectorContext`].
+            reward_checks ([`RewardChecks`], *optional*): find rewards that are most likely a mistake.
+        """
         self._reset()
+        self._reward_checks = reward_checks
         self.num_prompts = num_prompts
         self.dataset_hash = dataset_hash
-        if self.selector is None:
-            return
         context = SelectorContext(
             num_prompts=num_prompts,
             batch_groups=self.batch_groups,
@@ -180,6 +171,7 @@ class RolloutCollector:
         scale_rewards: str,
         aggregation: str,
         masks_truncated: bool,
+        can_exchange_rows: bool,
     ) -> None:
         """
         Take over what decides rewards and advantages in TRL's next pass. Rollouts of other reward functions are
@@ -192,6 +184,8 @@ class RolloutCollector:
             scale_rewards (`str`): TRL's option of that name.
             aggregation (`str`): TRL's `multi_objective_aggregation`.
             masks_truncated (`bool`): TRL's `mask_truncated_completions`.
+            can_exchange_rows (`bool`): whether the gradient does not depend on which rows share a micro-batch. If it
+                does, no group moves to another process for the sake of balance.
         """
         known = self._reward_funcs
         self._reward_funcs = list(functions)
@@ -202,9 +196,8 @@ class RolloutCollector:
                     "Stored rollouts were dropped, because the reward functions have changed. If they change with "
                     "every batch, nothing is replayed."
                 )
-        self.classifier.weights = weights
-        self.classifier.aggregation = aggregation
-        self.classifier.masks_truncated = masks_truncated
+        self.classifier.read_options(weights, aggregation, masks_truncated)
+        self.balances = can_exchange_rows
         self.normalizes_over_batch = scale_rewards == "batch" or aggregation == "normalize_then_sum"
 
     @property
@@ -254,8 +247,7 @@ class RolloutCollector:
         self._update(batch)
         return replace(
             batch,
-            metrics=self._metrics(batch, step),
-            selector_metrics={} if self.selector is None else self.selector.metrics(),
+            selector_metrics=self.selector.metrics(),
             trl_metrics=self._trl_metrics(batch),
         )
 
@@ -270,8 +262,6 @@ class RolloutCollector:
         """
         Generate groups that the selector learns from before it proposes, at most a batch per call of the generator.
         """
-        if self.selector is None:
-            return
         ids = self.selector.references(self.rng)
         for start in range(0, len(ids), self.batch_groups):
             part = ids[start : start + self.batch_groups]
@@ -304,10 +294,11 @@ class RolloutCollector:
         n = len(ids)
         generated = generate_groups(ids)
         rewards = generated.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
-        self.reward_checks.check(rewards, self.classifier.weights)
+        if self._reward_checks is not None:
+            self._reward_checks.check(rewards, self.classifier.weights)
         owners = self.processes.owners_of(n)
         groups = self.classifier.groups(
-            ids if generated.is_as_proposed else np.full(n, UNKNOWN_PROMPT, dtype=np.int64),
+            ids,
             rewards,
             generated.lengths.reshape(n, -1).astype(np.int32),
             generated.truncated.reshape(n, -1).astype(bool),
@@ -318,7 +309,7 @@ class RolloutCollector:
             rollouts=self._by_group(generated.rollouts, owners),
         )
         so_far.groups += groups
-        so_far.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
+        so_far.predicted += self.selector.predict(ids).tolist()
         so_far.seconds += [generated.seconds / n] * n
         return groups
 
@@ -337,8 +328,6 @@ class RolloutCollector:
         Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous
         part. A batch has two groups of a prompt only if too few other prompts are there.
         """
-        if self.selector is None:
-            return np.full(missing, UNKNOWN_PROMPT, dtype=np.int64)
         n = self.round_sizes.size(
             missing,
             batch_groups=self.batch_groups,
@@ -398,8 +387,6 @@ class RolloutCollector:
 
     def _kept_for_later(self, so_far: _BatchSoFar, assignment: Assignment) -> list[RolloutGroup]:
         """The effective groups that this batch leaves for later ones."""
-        # A loss that cannot correct groups of an earlier policy excludes both replay and several rounds
-        # (`corrects_loss` in `plan_runs`), and must not get any such group
         may_keep = self.buffer is not None or self.round_sizes.most > 1
         kept = []
         if may_keep:
@@ -424,7 +411,7 @@ class RolloutCollector:
         if not self.generates_before_trl:
             return trained, {}
         owners = [group.owner for group in trained]
-        effective = [group.effective for group in trained]
+        effective = [group.effective and self.balances for group in trained]
         destinations = assign(owners, self.processes.world_size, effective)
         trained_now = redistribute(trained, destinations, self.processes.rank)
         moved = dict(zip(trained, trained_now, strict=True))
@@ -445,7 +432,7 @@ class RolloutCollector:
     # After a generation batch
 
     def _update(self, batch: GenerationBatch) -> None:
-        """Keep what may be used again, count, write the table, and let the selector learn."""
+        """Keep what may be used again, count, and let the selector learn."""
         if self.buffer is None:
             self.leftover = batch.leftover
         else:
@@ -456,47 +443,22 @@ class RolloutCollector:
             self.leftover = []
         self.batches += 1
         self._prompts_in_step.update(group.prompt_id for group in [*batch.generated, *batch.trained])
-        self.counters.update(
-            rollouts_generated=sum(group.size for group in batch.generated),
-            rollouts_trained=sum(group.size for group in batch.trained),
-            rollouts_replayed=sum(group.size for group in batch.trained_stale),
-            rollouts_discarded=sum(group.size for group in batch.dropped),
-            tokens_generated=sum(group.tokens for group in batch.generated),
-        )
-        if self.logs is not None:
-            dispositions = batch.dispositions
-            self.logs.groups.add(
-                batch.generated,
-                success_rates=self.classifier.scale.success_rates(batch.generated),
-                predicted=batch.predicted,
-                seconds=batch.seconds,
-                origins=[batch.origins[group] for group in batch.generated],
-                dispositions=[dispositions[group] for group in batch.generated],
-            )
-            self.logs.groups.flush()
-        if self.selector is not None:
-            self.selector.observe([group for group in batch.generated if not group.is_reference])
+        self.selector.observe([group for group in batch.generated if not group.is_reference])
 
-    def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
-        """What the batch adds to the logs, by the names in `METRICS`; nothing about what is off in this run."""
-        metrics: dict[str, float] = {**self.counters}
-        if batch.generated:
-            counts = np.bincount([group.kind for group in batch.generated], minlength=len(KINDS))
-            shares = (counts / len(batch.generated)).tolist()
-            metrics["effective_ratio"] = shares[EFFECTIVE]
-            metrics["easy_ratio"] = shares[EASY]
-            metrics["hard_ratio"] = shares[HARD]
-            success_rates = self.classifier.scale.success_rates(batch.generated)
-            if not np.isnan(success_rates).all():
-                metrics["success_rate"] = float(np.nanmean(success_rates))
-        if self.round_sizes.most > 1:
-            metrics["rounds"] = batch.rounds
-        if self.buffer is None:
-            del metrics["rollouts_replayed"]
-        elif batch.trained_stale:
-            ages = [step - group.step for group in batch.trained_stale]
-            metrics["replay/age_mean"] = float(np.mean(ages))
-        return metrics
+    def seen(self, batch: GenerationBatch) -> SeenBatch:
+        """A batch as the logs show it."""
+        dispositions = batch.dispositions
+        return SeenBatch(
+            generated=batch.generated,
+            trained=batch.trained,
+            predicted=batch.predicted,
+            seconds=batch.seconds,
+            origins=[batch.origins[group] for group in batch.generated],
+            dispositions=[dispositions[group] for group in batch.generated],
+            stale=batch.trained_stale,
+            dropped=batch.dropped,
+            rounds=batch.rounds if self.round_sizes.most > 1 else None,
+        )
 
     def _trl_metrics(self, batch: GenerationBatch) -> dict[str, list[float]]:
         """TRL's metrics of rewards and lengths of all generated groups; empty if TRL has logged them of these."""
@@ -539,41 +501,12 @@ class RolloutCollector:
             classifier=self.classifier,
         )
 
-    # Logs
-
-    def log(self, logs: Mapping[str, Any], step: int) -> None:
-        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
-        if self.logs is not None:
-            rollouts = self.counters["rollouts_generated"]
-            tokens = self.counters["tokens_generated"]
-            self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
-
-    def begin_logs(self, step: int, model: str) -> None:
-        """Begin or continue the files of a run at optimizer step `step`; `model` is the model's name or path."""
-        if self.logs is None:
-            return
-        about = {
-            "trl_dataeff": __version__,
-            "model": model,
-            "selector": None if self.selector is None else self.selector.name,
-            "prompts": self.num_prompts,
-        }
-        self.logs.begin(step, self.dataset_hash, self.classifier.scale, about)
-
-    def flush_logs(self) -> None:
-        """Write rows of the table of groups that wait in memory."""
-        if self.logs is not None:
-            self.logs.groups.flush(force=True)
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
         """What decides the next generation batches, by part: JSON values and NumPy arrays. A collective."""
         state: dict[str, Any] = {
             "batches": self.batches,
-            "counters": dict(self.counters),
-            "reward_scale": self.classifier.scale.state_dict(),
-            "reward_checks": self.reward_checks.state_dict(),
             "zero_variance_share": self.zero_share.state_dict(),
             "leftover_groups": pack_distributed(self.leftover, self.processes.rank, self.processes.world_size),
             "replay_rng": self.replay_rng.get_state().numpy(),
@@ -581,8 +514,7 @@ class RolloutCollector:
         }
         if self.buffer is not None:
             state["replay_buffer"] = self.buffer.state_dict()
-        if self.selector is not None:
-            state["selector"] = self.selector.state_dict()
+        state["selector"] = self.selector.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -593,9 +525,6 @@ class RolloutCollector:
             `CheckpointError`: the selector's state does not fit its arguments.
         """
         self.batches = state["batches"]
-        self.counters = Counter(state["counters"])
-        self.classifier.scale.load_state_dict(state["reward_scale"])
-        self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
         if self.generates_before_trl:  # leftover groups have no place within TRL's pass
             packed = state["leftover_groups"]
@@ -604,8 +533,7 @@ class RolloutCollector:
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:
             self.buffer.load_state_dict(state["replay_buffer"])
-        if self.selector is not None:
-            self._load_selector(self.selector, state["selector"])
+        self._load_selector(self.selector, state["selector"])
 
     def _load_selector(self, selector: CheckedSelector, state: dict[str, Any]) -> None:
         try:
@@ -627,7 +555,7 @@ class RolloutCollector:
 
     def own_state(self) -> set[str]:
         """Parts of the state that may differ between processes: those of a selector whose proposals round."""
-        if self.selector is None or self.selector.exact:
+        if self.selector.exact:
             return set()
         return {"selector", "selection_rng"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,23 @@ class PregeneratedGroups:
     def __init__(self, groups: Sequence[RolloutGroup], rewards: np.ndarray):
         self.rollouts = [group.held_rollouts for group in groups]
         self.rewards = rewards
+
+    def methods(
+        self, trainer: GRPOTrainer, trls_generate: Callable[[list[Any]], tuple[Any, ...]]
+    ) -> dict[str, Callable[..., Any]]:
+        """
+        What takes the place of a trainer's methods while TRL's pass runs. A subclass's own methods have run when the
+        groups were generated; they do not run again.
+
+        Args:
+            trainer ([`~trl.GRPOTrainer`]): the trainer.
+            trls_generate (`Callable`): TRL's `_generate`.
+        """
+        rewards = torch.from_numpy(self.rewards).to(trainer.accelerator.device)
+        return {
+            "_generate": partial(self.generate, trainer, trls_generate),
+            "_calculate_rewards": lambda *args: rewards,
+        }
 
     def generate(
         self, trainer: GRPOTrainer, trls_generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
@@ -51,10 +69,6 @@ class PregeneratedGroups:
         return generated._replace(
             completions=completions, images=images_of(prompts), extra_fields=self._columns("extra_fields")
         )
-
-    def calculate_rewards(self, trls_calculate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-        """The rewards of all processes' completions, `(all completions, F)`, which are known: nothing is called."""
-        return torch.from_numpy(self.rewards)
 
     @property
     def completions(self) -> list[Any]:

@@ -6,8 +6,10 @@ import copy
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,13 +17,14 @@ import torch
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
+from trl_dataeff.generation.trl_state import shadowed
 from trl_dataeff.rollouts.checks import check_images
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import Rollouts
 
 
 class TrlGeneration(NamedTuple):
-    """What TRL's `_generate` returns, in its order (`compat.RETURNED` has their number). One entry per completion."""
+    """What TRL's `_generate` returns, in its order. One entry per completion."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -44,7 +47,6 @@ class GeneratedRound:
         truncated: whether each completion was cut off, bool of shape `(n * G,)`.
         seconds: that generation and scoring took, on this process.
         rollouts: those that this process holds, one per prompt; empty if they are not kept.
-        is_as_proposed: whether the prompts are those that were proposed; if not, they are not known.
     """
 
     rewards: np.ndarray
@@ -52,12 +54,12 @@ class GeneratedRound:
     truncated: np.ndarray
     seconds: float = 0.0
     rollouts: Sequence[Rollouts] = ()
-    is_as_proposed: bool = True
 
 
 class RoundRecorder:
     """
-    Lets TRL generate and score a round of rollouts, and records lengths, rewards and the time that they took.
+    Records what a trainer generates and scores: lengths, rewards, and the time that they took. What passes through it
+    stays as it is.
 
     Args:
         end_tokens (`set[int]`): tokens that end a completion; one whose last token is another was cut off.
@@ -69,45 +71,32 @@ class RoundRecorder:
         self.truncated: list[bool] = []
         self.rewards: torch.Tensor | None = None
         self.seconds = 0.0
+        self.rollouts: Sequence[Rollouts] = ()  # of this process, one per prompt, if they are kept
 
-    def generate(
-        self, trainer: GRPOTrainer, trls_generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
-    ) -> TrlGeneration:
-        """
-        Let TRL generate completions of these prompts, and record their lengths.
+    @contextmanager
+    def recording(self, trainer: GRPOTrainer) -> Iterator[None]:
+        """Within this context, what a trainer's methods return is recorded, those of subclasses included."""
+        generate = partial(self._generate, trainer._generate)
+        calculate_rewards = partial(self._calculate_rewards, trainer._calculate_rewards)
+        with shadowed(trainer, _generate=generate, _calculate_rewards=calculate_rewards):
+            yield
 
-        Args:
-            trainer ([`~trl.GRPOTrainer`]): not used here; a [`PregeneratedGroups`] in this place needs it.
-            trls_generate (`Callable`): TRL's `_generate`.
-            prompts (`list`): one per completion.
-
-        Returns:
-            [`TrlGeneration`]: what TRL returned.
-        """
+    def _generate(self, generate: Callable[..., tuple[Any, ...]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         started = time.perf_counter()
-        generated = TrlGeneration(*trls_generate(prompts))
-        if generated.tool_mask is None:
-            self.lengths = [len(ids) for ids in generated.completion_ids]
+        generated = generate(*args, **kwargs)
+        _, completion_ids, tool_mask, *_ = generated
+        if tool_mask is None:
+            self.lengths = [len(ids) for ids in completion_ids]
         else:
-            self.lengths = [sum(mask) for mask in generated.tool_mask]
-        self.truncated = [int(ids[-1]) not in self.end_tokens for ids in generated.completion_ids]
+            self.lengths = [sum(mask) for mask in tool_mask]
+        self.truncated = [len(ids) == 0 or int(ids[-1]) not in self.end_tokens for ids in completion_ids]
         self.seconds += time.perf_counter() - started
         return generated
 
-    def calculate_rewards(self, trls_calculate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-        """
-        Let TRL calculate rewards, and record them.
-
-        Args:
-            trls_calculate (`Callable`): TRL's `_calculate_rewards`.
-            *args: its arguments.
-
-        Returns:
-            `torch.Tensor` of shape `(all completions, F)`: what TRL returned.
-        """
+    def _calculate_rewards(self, calculate: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         started = time.perf_counter()
         try:
-            self.rewards = trls_calculate(*args)
+            self.rewards = calculate(*args, **kwargs)
         except Exception as error:
             if _is_about_returned_rewards(error):
                 error.add_note("A reward function must return a list with a number or None for each completion.")
@@ -115,22 +104,18 @@ class RoundRecorder:
         self.seconds += time.perf_counter() - started
         return self.rewards
 
-    def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> GeneratedRound:
+    def complete(self, processes: Processes) -> GeneratedRound | None:
         """
         The round of all processes. A collective.
 
         Args:
             processes ([`Processes`]): of the run.
-            rollouts (`Sequence[Rollouts]`, *optional*): of this process, one per prompt, if they are kept.
 
-        Raises:
-            `RuntimeError`: TRL's methods were not called.
+        Returns:
+            [`GeneratedRound`], *optional*: `None` if a subclass generates and scores without these methods.
         """
-        # Within TRL's pass, where no rollouts are kept, a subclass may generate without `super()`, as it may in
-        # `GRPOTrainer`. Its rollouts and tokens then count as 0 in the metrics
-        misses_lengths = bool(rollouts) and not self.lengths
-        if self.rewards is None or misses_lengths:
-            raise RuntimeError("A subclass has to call `super()` in its `_generate` and in its `_calculate_rewards`.")
+        if self.rewards is None or not self.lengths:
+            return None
         own = torch.tensor([self.lengths, self.truncated], dtype=torch.int64, device=processes.device).T.contiguous()
         lengths, truncated = processes.gather(own).cpu().numpy().T
         return GeneratedRound(
@@ -138,7 +123,7 @@ class RoundRecorder:
             lengths=lengths.astype(np.int32),
             truncated=truncated.astype(bool),
             seconds=self.seconds,
-            rollouts=rollouts,
+            rollouts=self.rollouts,
         )
 
 

@@ -1,18 +1,19 @@
 """
 TRL's private state, as far as it is read and set from outside of the trainer.
 
-Only the modules of `generation/` and `update/` and the trainer itself use TRL's private names; `compat.py` checks that
-they are there.
+Only the modules of `compact/`, `generation/` and `replay/`, and the trainer itself, use TRL's private names.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
@@ -28,6 +29,26 @@ def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
     finally:
         for name, value in former.items():
             setattr(obj, name, value)
+
+
+@contextmanager
+def shadowed(trainer: GRPOTrainer, **methods: Any) -> Iterator[None]:
+    """
+    Within this context, attributes of a trainer take the place of its methods, those of subclasses included.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): the trainer.
+        **methods (`Callable`): by name what is called instead, without `self`.
+    """
+    attributes = vars(trainer)
+    former = {name: attributes[name] for name in methods if name in attributes}
+    attributes.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del attributes[name]
+        attributes.update(former)
 
 
 def has_tool_images(trainer: GRPOTrainer) -> bool:
@@ -86,6 +107,23 @@ def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Pro
     trainer._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
     trainer._globalstep_last_logged = loop["last_logged"]
     trainer._metrics["train"].update(loop["metrics"])
+
+
+def continue_sampler(trainer: GRPOTrainer) -> None:
+    """
+    Have TRL's sampler continue with the pass over the dataset in which a checkpoint was written: a new sampler begins
+    with the first one. Call it when the Trainer has made its dataloader.
+    """
+    sampler = getattr(getattr(trainer.callback_handler.train_dataloader, "batch_sampler", None), "sampler", None)
+    if sampler is None:  # that of an iterable dataset
+        return
+    while not isinstance(sampler, RepeatSampler):
+        sampler = getattr(sampler, "sampler", None)  # of a sampler around it
+        if sampler is None:
+            return
+    num_passes = math.floor(trainer.state.epoch or 0)
+    for _ in range(num_passes):
+        next(iter(sampler), None)  # draws the order of a pass
 
 
 def unused_batch(trainer: GRPOTrainer) -> list[dict[str, Any]] | None:

@@ -156,6 +156,12 @@ class GroupClassifier:
         self.aggregation = aggregation
         self.masks_truncated = masks_truncated
 
+    def read_options(self, weights: np.ndarray, aggregation: str, masks_truncated: bool) -> None:
+        """Take over what decides totals and kinds from now on. The arguments are those of the class."""
+        self.weights = weights
+        self.aggregation = aggregation
+        self.masks_truncated = masks_truncated
+
     def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> Classified:
         """
         Classify the groups of a round, and widen the scale. Zero-variance groups are easy at the top of the range of

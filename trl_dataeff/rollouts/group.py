@@ -50,7 +50,7 @@ class Rollouts:
         tool_masks: 1 for tokens of the model and 0 for tokens of a tool, int8 of shape `(T_i,)`; `None` without tools.
         sampling_logps: the sampler's log-probabilities (vLLM), float32 of shape `(T_i,)`, NaN where it gave none.
         behavior_logps: log-probabilities under the policy that sampled, float32 of shape `(T_i,)`; `None` until they
-            are known. Groups that are used again need them (see `trl_dataeff.update.logprobs`).
+            are known. Groups that are used again need them (see `trl_dataeff.replay.logprobs`).
         excluded: whether TRL's importance-sampling mask (vLLM) excluded each completion from the loss; `None` without
         it.
         logged: columns that reward functions logged for the completions table.

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.tracking.methods import methods_used
 from trl_dataeff.tracking.metrics import try_to_write
-from trl_dataeff.utils import __version__, is_number
+from trl_dataeff.utils import PREFIX, __version__, is_number
 
 
 #: A heading of TRL's card, before which ours is put

@@ -21,8 +21,6 @@ from trl_dataeff.utils import UserError
 METRICS_FILE = "dataeff/metrics.jsonl"
 GROUPS_FILE = "dataeff/groups.parquet"
 RUN_FILE = "dataeff/run.json"
-#: What the names of this package's metrics begin with, in logs and in `metrics.jsonl`
-PREFIX = "dataeff/"
 #: Key of the metadata of `groups.parquet`, whose value is what [`about_groups`] returns, as JSON
 ABOUT = b"trl_dataeff"
 SCHEMA = pa.schema(

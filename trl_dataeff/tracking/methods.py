@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.utils import PREFIX
 
 
 #: Titles by the class of the selector

@@ -22,8 +22,8 @@ from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.tracking.files import PREFIX, read_metrics
-from trl_dataeff.utils import write_atomically
+from trl_dataeff.tracking.files import read_metrics
+from trl_dataeff.utils import PREFIX, write_atomically
 
 
 logger = logging.get_logger(__name__)
@@ -79,7 +79,9 @@ METRICS: dict[str, Metric] = {
         "tokens per generation batch", "Tokens of one pass of the update, with padding, over all processes."
     ),
     "update/tokens_saved": Metric("share", "Of the tokens that TRL's update would compute, those that are left out."),
-    "time/selection_s": Metric("seconds per step", "Selecting prompts and groups (and log-probs, if all is off)."),
+    "time/selection_s": Metric(
+        "seconds per step", "Selecting prompts and groups, with selection, replay or several rounds."
+    ),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
 }
 
@@ -121,8 +123,8 @@ def replace_last(store: dict[str, list[float]], values: Mapping[str, Sequence[fl
 
     Args:
         store (`dict`): TRL's lists of values, by metric.
-        values (`Mapping`): by TRL's names the new values, as many as TRL has entered. `trl_dataeff.compat` lists these
-            names and warns of missing ones.
+        values (`Mapping`): by TRL's names the new values, as many as TRL has entered. These are
+            the names in TRL's source.
     """
     for name, new in values.items():
         entered = store.get(name)
@@ -199,17 +201,16 @@ def _length_metrics(lengths: np.ndarray, truncated: np.ndarray) -> dict[str, flo
     }
 
 
-def scale_last(store: dict[str, list[float]], names: Sequence[str], factor: float) -> None:
-    """Multiply the values that TRL entered last under these names by a factor. What it does not log is left absent."""
-    for name in names:
-        if store.get(name):
-            store[name][-1] *= factor
-
-
 class StepTimer:
-    """Splits the time of a step into selection, generation (with scoring), and the rest, which is training."""
+    """
+    Splits the time of a step into selection, generation (with scoring), and the rest, which is training.
 
-    def __init__(self) -> None:
+    Args:
+        selects (`bool`, *optional*, defaults to `True`): whether groups are selected.
+    """
+
+    def __init__(self, selects: bool = True):
+        self.selects = selects
         self._selection_seconds = 0.0
         self._generation_seconds = 0.0
 
@@ -229,7 +230,9 @@ class StepTimer:
 
     def take(self) -> dict[str, float]:
         """Return the metrics of the optimizer step that has ended, and begin the next one at 0."""
-        metrics = {"time/selection_s": self._selection_seconds, "time/generation_s": self._generation_seconds}
+        metrics = {"time/generation_s": self._generation_seconds}
+        if self.selects:
+            metrics["time/selection_s"] = self._selection_seconds
         self._selection_seconds = 0.0
         self._generation_seconds = 0.0
         return metrics

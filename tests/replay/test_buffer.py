@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.factories.groups import generator, make_group, visit
-from trl_dataeff.collector.buffer import ReplayBuffer
+from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups
 
 

@@ -20,7 +20,7 @@ from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.update.compaction import (
+from trl_dataeff.compact.micro_batches import (
     FACTOR,
     FIRST_ROWS,
     OVER_BATCH,
@@ -31,9 +31,9 @@ from trl_dataeff.update.compaction import (
     can_skip_rows,
     zero_advantage,
 )
-from trl_dataeff.update.padding import RowLengths, forward_by_length
-from trl_dataeff.update.parts import Parts
-from trl_dataeff.update.prompts import completions_alone
+from trl_dataeff.compact.padding import RowLengths, forward_by_length
+from trl_dataeff.compact.exact import Parts
+from trl_dataeff.compact.prompts import completions_alone
 
 
 NAN = float("nan")

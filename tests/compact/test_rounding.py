@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.factories.tiny import tiny_model
-from trl_dataeff.update.rounding import computing_type, embeddings_rounded_otherwise
+from trl_dataeff.compact.rounding import computing_type, embeddings_rounded_otherwise
 
 
 IDS = torch.tensor([[3, 4, 5, 6]])

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from trl_dataeff.update.padding import RowLengths, rounded_up
-from trl_dataeff.update.parts import Parts
+from trl_dataeff.compact.exact import Parts
+from trl_dataeff.compact.padding import RowLengths, rounded_up
 
 
 MOST_PROMPTS_IN_A_BLOCK = 8

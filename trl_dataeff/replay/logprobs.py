@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -24,13 +23,13 @@ import torch
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import nanmax, nanmin, pad
+from trl.trainer.utils import pad
 
+from trl_dataeff.compact.exact import has_gradient
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
-from trl_dataeff.generation.trl_state import temporarily
+from trl_dataeff.generation.trl_state import shadowed, temporarily
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import Origin, RolloutGroup, Rollouts, is_stale
-from trl_dataeff.update.compaction import has_gradient, token_mask
 
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
@@ -241,20 +240,12 @@ def forward_of(
     return logps
 
 
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within this context, a model has no dropout; afterwards each of its modules is as it was."""
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in was_training.items():
-            module.training = training
-
-
 def logps_of_trls_pass(
-    trainer: GRPOTrainer, group: RolloutGroup, make_batch: Callable[[], dict[str, Any]], world_size: int
+    trainer: GRPOTrainer,
+    group: RolloutGroup,
+    make_batch: Callable[[], dict[str, Any]],
+    trls_generate: Callable[[list[Any]], tuple[Any, ...]],
+    world_size: int,
 ) -> list[np.ndarray]:
     """
     Log-probs of a group's completions where TRL prepares prompts in its pass over a batch, as it does with images. The
@@ -264,6 +255,7 @@ def logps_of_trls_pass(
         trainer ([`~trl.GRPOTrainer`]): whose policy it is.
         group ([`RolloutGroup`]): a group of this process.
         make_batch (`Callable`): makes TRL's pass over the rows of this group, and returns its batch.
+        trls_generate (`Callable`): TRL's `_generate`.
         world_size (`int`): number of processes.
 
     Returns:
@@ -272,7 +264,6 @@ def logps_of_trls_pass(
     # Any will do: of TRL's batch only the log-probs are used
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
     state: dict[str, Any] = {
-        "_dataeff_generation_mode": PregeneratedGroups([group], rewards),
         # TRL computes old log-probs if `steps_per_generation * num_iterations` does not divide
         # `gradient_accumulation_steps`: a number above that never does
         "num_iterations": trainer.args.gradient_accumulation_steps + 1,
@@ -281,7 +272,8 @@ def logps_of_trls_pass(
         "_logs": copy.deepcopy(trainer._logs),
     }
     tokens_seen = trainer.state.num_input_tokens_seen
-    with temporarily(trainer, **state):
+    pregenerated = PregeneratedGroups([group], rewards)
+    with temporarily(trainer, **state), shadowed(trainer, **pregenerated.methods(trainer, trls_generate)):
         batch = make_batch()
     trainer.state.num_input_tokens_seen = tokens_seen
     logps = batch["old_per_token_logps"].float().cpu().numpy()
@@ -387,40 +379,3 @@ class ExclusionRecorder:
                 rollouts, completion = self._expected.pop(row)
                 assert rollouts.excluded is not None
                 rollouts.excluded[completion] = masked
-
-
-def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
-    """
-    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows of a batch that the pass for old log-probs did not
-    skip. A collective if TRL has logged them.
-
-    Args:
-        batch (`dict`): TRL's batch; rows that the pass skipped are NaN in `old_per_token_logps` (B, T).
-        processes ([`Processes`]): of the run.
-
-    Returns:
-        `dict[str, float]`: by name; NaN, which TRL leaves out, without any such row. Empty if TRL has not logged them.
-    """
-    if "importance_sampling_ratio" not in batch:
-        return {}
-    old_logps = batch["old_per_token_logps"]
-    ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
-    fresh = ~old_logps.isnan().all(1, keepdim=True)  # (B, 1)
-    if STALE in batch:
-        fresh = fresh & ~batch[STALE].unsqueeze(1)
-    fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
-    difference = (old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens]
-    ratio = ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens]
-    statistics: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
-        "sampling/sampling_logp_difference/mean": (difference, torch.nanmean),
-        "sampling/sampling_logp_difference/max": (difference, nanmax),
-        "sampling/importance_sampling_ratio/min": (ratio, nanmin),
-        "sampling/importance_sampling_ratio/mean": (ratio, torch.nanmean),
-        "sampling/importance_sampling_ratio/max": (ratio, nanmax),
-    }
-    own = torch.stack([reduce(values) for values, reduce in statistics.values()])
-    by_process = processes.gather(own).view(-1, len(own))  # (processes, statistics)
-    metrics = {}
-    for i, (name, (_, reduce)) in enumerate(statistics.items()):
-        metrics[name] = reduce(by_process[:, i]).item()
-    return metrics

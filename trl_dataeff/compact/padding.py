@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 
 PROMPT_KEYS = ("prompt_ids", "prompt_mask")  # of a batch: `(rows, P)`; all else by token is `(rows, T)`
@@ -100,6 +101,24 @@ def rows_of(
             value = value[:, :completion_width]
         result[key] = value[rows]
     return result
+
+
+def rows_with_gradient(advantages: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+    """
+    Rows of this process's batch whose advantage is not 0. Sharded models run their passes in lockstep, so each process
+    gets as many as the one with most. A collective.
+
+    Args:
+        advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): TRL's.
+        accelerator ([`~accelerate.Accelerator`]): of the trainer.
+
+    Returns:
+        `torch.Tensor` of shape `(rows,)`, int64, in ascending order: at least one.
+    """
+    is_zero = (advantages == 0).view(len(advantages), -1).all(1)
+    size = max(int(accelerator.gather((~is_zero).sum().view(1)).max()), 1)
+    gradient_first = torch.argsort(is_zero.int(), stable=True)
+    return torch.sort(gradient_first[:size]).values
 
 
 def forward_by_length(

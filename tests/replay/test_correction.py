@@ -10,8 +10,8 @@ from tests.factories.configurations import SHARE
 from tests.factories.groups import make_group
 from tests.factories.training import Checked, Watched, dynamic
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.update.correction import LossCorrection, LossOptions, behavior_ratio, correct
-from trl_dataeff.update.logprobs import behavior_tensors, groups_in_batch
+from trl_dataeff.replay.correction import LossCorrection, LossOptions, behavior_ratio, correct
+from trl_dataeff.replay.logprobs import behavior_tensors, groups_in_batch
 
 
 NAN = float("nan")

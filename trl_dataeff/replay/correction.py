@@ -27,80 +27,27 @@ rejected.
 from __future__ import annotations
 
 import math
-from collections import UserDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from trl import GRPOTrainer
 
+from trl_dataeff.compact.exact import token_mask
+from trl_dataeff.compact.sampler import SamplerRatio, sampling_metrics
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.update.compaction import token_mask
-from trl_dataeff.update.logprobs import (
+from trl_dataeff.replay.logprobs import (
     STALE,
     ExclusionRecorder,
     GroupInBatch,
     LogprobRecorder,
     behavior_tensors,
     exclude_masked,
-    sampling_metrics,
 )
-from trl_dataeff.update.sampler import SamplerRatio
+from trl_dataeff.rollouts.distributed import Processes
 
 
-#: Values of a micro-batch that the correction rewrites, once the loss has its log-probs
-REWRITTEN = (
-    "advantages",
-    "old_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
-)
 UNCLIPPED_LOSSES = ("cispo", "sapo", "vespo")
-
-
-class MicroBatch(UserDict[str, Any]):
-    """
-    A copy of a micro-batch for TRL's loss, which uses its own again. It refuses to give out values that are about to
-    be rewritten: a loss that read them before its forward pass would train without the correction, and without a sign
-    of it.
-
-    Args:
-        inputs (`Mapping`): the micro-batch.
-        is_rewritten (`bool`): whether values are about to be rewritten.
-    """
-
-    def __init__(self, inputs: Mapping[str, Any], is_rewritten: bool):
-        # The loss may call itself with the micro-batch that it got, which has to be copied while values are refused
-        values = inputs.data if isinstance(inputs, MicroBatch) else inputs
-        self.refused: tuple[str, ...] = ()
-        super().__init__(values)
-        if is_rewritten:
-            self.refused = REWRITTEN
-
-    def __getitem__(self, key: str) -> Any:
-        self._check(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self._check(key)
-        return super().__contains__(key)
-
-    def _check(self, key: object) -> None:
-        if key in self.refused:
-            raise RuntimeError(
-                f"The loss reads `{key}` before its forward pass, so that rollouts of an earlier policy would be "
-                "trained on without their correction. If a subclass overrides the loss, let it call "
-                "`super()._compute_loss` first. If TRL's own loss does this, install a version of TRL that this "
-                "package is tested with, or set `replay='off'`, `max_rollout_rounds=1` and "
-                "`compact_update=False`."
-            )
-
-    def rewrite(self, values: Mapping[str, Any]) -> None:
-        """Replace values, and give out all of them from now on."""
-        self.refused = ()
-        self.update(values)
 
 
 class LossOptions(NamedTuple):
@@ -125,8 +72,7 @@ class LossOptions(NamedTuple):
 
 class LossCorrection:
     """
-    Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its
-    advantages.
+    Corrects TRL's loss of a micro-batch when the loss has its log-probs, before it reads its advantages.
 
     Args:
         clip (`str`): `replay_clip`.
@@ -151,8 +97,6 @@ class LossCorrection:
         self.processes = processes
         self.sampler_ratio = sampler_ratio
         self.replays = replays
-        self._micro_batch: MicroBatch | None = None  # that is in the loss
-        self._options: LossOptions | None = None  # of that loss
         self.begin()
 
     @classmethod
@@ -199,9 +143,7 @@ class LossCorrection:
         self.exclusions = ExclusionRecorder()
         self._awaits_logps = False  # whether the loss has yet to pass its log-probs of the generation batch
 
-    def prepare(
-        self, batch: dict[str, Any], groups: Sequence[GroupInBatch], *, any_stale: bool, rows_skipped: bool
-    ) -> dict[str, float]:
+    def prepare(self, batch: dict[str, Any], groups: Sequence[GroupInBatch], *, any_stale: bool) -> dict[str, float]:
         """
         Put what the loss needs into TRL's batch, in place.
 
@@ -209,38 +151,30 @@ class LossCorrection:
             batch (`dict`): TRL's batch.
             groups (`Sequence[GroupInBatch]`): this process's groups.
             any_stale (`bool`): whether any process has groups of an earlier policy, since collectives follow.
-            rows_skipped (`bool`): whether rows skipped the pass for old log-probs.
 
         Returns:
             `dict[str, float]`: metrics that replace TRL's over all rows.
         """
         if self.sampler_ratio is not None and self.sampler_ratio.masks_sequences:
             exclude_masked(groups, batch)
-            if self._ratio_is_due(batch) and self.replays:
+            loss_computes_ratio = "importance_sampling_ratio" not in batch
+            if loss_computes_ratio and self.replays:
                 self.exclusions.expect(groups, batch)
+        metrics = {}
         if any_stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
             # A row that had no gradient when it was new has no log-probs. It gets no gradient now either, even if a
             # callback has changed the reward weights since
             is_unknown = batch[STALE] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][is_unknown] = 0.0
-        metrics = sampling_metrics(batch, self.processes) if any_stale or rows_skipped else {}
-        if rows_skipped and "old_per_token_logps" in batch:
-            # Finite until the loss has its own, for a loss that this package does not see
-            old_logps = batch["old_per_token_logps"]
-            batch["without_old_logps"] = old_logps.isnan().all(1)
-            batch["old_per_token_logps"] = old_logps.nan_to_num(nan=0.0)
+            metrics = sampling_metrics(batch, self.processes.gather, is_stale=batch[STALE])
         if self.replays:
             self.recorder.expect(groups, batch)
-        self._awaits_logps = any_stale or "batch_row" in batch or self._ratio_is_due(batch)
+        self._awaits_logps = any_stale or "batch_row" in batch
         return metrics
 
-    def _ratio_is_due(self, batch: Mapping[str, Any]) -> bool:
-        """Whether the loss has to compute TRL's importance-sampling ratio, because TRL's pass was left out."""
-        return self.sampler_ratio is not None and "importance_sampling_ratio" not in batch
-
     def check_applied(self) -> None:
-        """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`on_logps`]."""
+        """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`apply`]."""
         if self._awaits_logps:
             raise RuntimeError(
                 "Replayed rollouts would be trained on without their correction: the loss did not call "
@@ -249,63 +183,47 @@ class LossCorrection:
                 "`max_rollout_rounds=1`."
             )
 
-    @contextmanager
-    def micro_batch(self, inputs: Mapping[str, Any], options: LossOptions) -> Iterator[MicroBatch]:
-        """Within this context, the loss, which has these options, gets the copy of `inputs` that this yields."""
-        values = inputs.data if isinstance(inputs, MicroBatch) else inputs
-        is_stale = STALE in values or "without_old_logps" in values
-        self._micro_batch = MicroBatch(inputs, is_rewritten=is_stale or self._ratio_is_due(values))
-        self._options = options
-        try:
-            yield self._micro_batch
-        finally:
-            self._micro_batch = None
-            self._options = None
+    def awaits_logps_of(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether [`apply`] has to be called for a micro-batch."""
+        return STALE in inputs or "batch_row" in inputs
 
-    def on_logps(self, logps: torch.Tensor | None) -> dict[str, float]:
+    def rewrites(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether [`apply`] changes values of a micro-batch."""
+        return STALE in inputs
+
+    def apply(
+        self, values: dict[str, Any], logps: torch.Tensor, options: LossOptions, *, has_new_ratio: bool
+    ) -> tuple[dict[str, Any], dict[str, float]]:
         """
-        Record and correct, once the loss has its log-probs. Outside of [`micro_batch`] nothing happens.
+        Record and correct a micro-batch, once the loss has its log-probs.
 
         Args:
-            logps (`torch.Tensor` of shape `(B, T)`, *optional*): with gradient.
+            values (`dict`): the micro-batch.
+            logps (`torch.Tensor` of shape `(B, T)`): with gradient.
+            options ([`LossOptions`]): of the loss.
+            has_new_ratio (`bool`): whether TRL's importance-sampling ratio was computed in this loss.
 
         Returns:
-            `dict[str, float]`: metrics of the ratio, if there are stale rows on a process; and TRL's `sampling/*`, if
-            its pass was left out.
+            `tuple`: the micro-batch for the loss, and metrics of the ratio, if there are stale rows on a process.
         """
-        inputs = self._micro_batch
-        options = self._options
-        if inputs is None or options is None or logps is None:  # see `check_applied`
-            return {}
         self._awaits_logps = False
-        values = dict(inputs.data)
-        if "without_old_logps" in values:
-            without = values["without_old_logps"].unsqueeze(1)
-            values["old_per_token_logps"] = torch.where(without, logps.detach(), values["old_per_token_logps"])
         if "batch_row" in values:
             self.recorder.record(values["batch_row"], logps.detach())
-        metrics = {}
-        if self.sampler_ratio is not None and self._ratio_is_due(values):
-            ratio = self.sampler_ratio(logps.detach(), values["sampling_per_token_logps"], token_mask(values))
-            values["importance_sampling_ratio"] = ratio
-            if self.sampler_ratio.masks_sequences and "batch_row" in values:
-                self.exclusions.record(values["batch_row"], ratio == 0)
-            metrics = sampling_metrics({**values, "old_per_token_logps": logps.detach()}, self.processes)
+            if has_new_ratio and self.sampler_ratio is not None and self.sampler_ratio.masks_sequences:
+                self.exclusions.record(values["batch_row"], values["importance_sampling_ratio"] == 0)
         if STALE not in values:
-            inputs.rewrite(values)
-            return metrics
+            return values, {}
         correction = correct(
             values, logps, clip=self.clip, cap=self.cap, level=options.level, loss_type=options.loss_type
         )
-        values.update(correction.values)
-        inputs.rewrite(values)
+        values = {**values, **correction.values}
         if not self.replays:  # stale rows are leftover ones: what is logged is about replay
-            return metrics
+            return values, {}
         clipped = is_clipped(values, logps.detach(), options.epsilon, level=options.level, loss_type=options.loss_type)
         if options.loss_type != "cispo":  # whose gradient stays
             clipped = clipped | correction.capped
         statistics = ratio_statistics(correction.ratio, clipped, values)
-        return metrics | summarize(self.processes.gather(statistics))
+        return values, summarize(self.processes.gather(statistics))
 
 
 class Correction(NamedTuple):

@@ -7,11 +7,15 @@ ratio is computed there, and the pass is left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
+from trl.trainer.utils import nanmax, nanmin
+
+from trl_dataeff.compact.exact import corrects_sampler, token_mask
 
 
 #: TRL's metrics of the ratio, which it logs in its pass
@@ -22,13 +26,6 @@ METRICS = (
     "sampling/importance_sampling_ratio/mean",
     "sampling/importance_sampling_ratio/max",
 )
-
-
-def is_aligned(trainer: GRPOTrainer) -> bool:
-    """Whether the policy of a generation batch's loss is the one that sampled it: a step trains on whole batches."""
-    config = cast(GRPOConfig, trainer.args)
-    passes = cast(int, config.steps_per_generation) * trainer.num_iterations  # the config fills it in
-    return config.gradient_accumulation_steps % passes == 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class SamplerRatio:
     @classmethod
     def of(cls, trainer: GRPOTrainer) -> SamplerRatio | None:
         """The ratio of a trainer's loss; `None` where TRL does not correct for the sampler."""
-        if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
+        if not corrects_sampler(trainer):
             return None
         return cls(
             mode=trainer.vllm_importance_sampling_mode,
@@ -62,6 +59,10 @@ class SamplerRatio:
     def masks_sequences(self) -> bool:
         """Whether the ratio excludes whole sequences from the loss."""
         return self.mode == "sequence_mask"
+
+    def of_rows(self, batch: dict[str, Any], old_logps: torch.Tensor) -> torch.Tensor:
+        """The ratio of a batch's rows, whose log-probs under the policy are `old_logps` `(B, T)`."""
+        return self(old_logps, batch["sampling_per_token_logps"], token_mask(batch))
 
     def __call__(self, old_logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """
@@ -84,3 +85,44 @@ class SamplerRatio:
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+
+
+def sampling_metrics(
+    batch: dict[str, Any],
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    is_stale: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """
+    TRL's `sampling/*` metrics of vLLM's log-probs. A collective if TRL has logged them.
+
+    Args:
+        batch (`dict`): TRL's batch, or a micro-batch of it.
+        gather (`Callable`): that of the trainer's accelerator.
+        is_stale (`torch.Tensor` of shape `(B,)`, *optional*): rows that an earlier policy sampled, which are left out.
+
+    Returns:
+        `dict[str, float]`: by name; NaN, which TRL leaves out, without any such row. Empty if TRL has not logged them.
+    """
+    if "importance_sampling_ratio" not in batch:
+        return {}
+    old_logps = batch["old_per_token_logps"]
+    ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
+    fresh = torch.ones(len(old_logps), 1, dtype=torch.bool, device=old_logps.device)  # (B, 1)
+    if is_stale is not None:
+        fresh = ~is_stale.unsqueeze(1)
+    fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
+    difference = (old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens]
+    ratio = ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens]
+    statistics: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "sampling/sampling_logp_difference/mean": (difference, torch.nanmean),
+        "sampling/sampling_logp_difference/max": (difference, nanmax),
+        "sampling/importance_sampling_ratio/min": (ratio, nanmin),
+        "sampling/importance_sampling_ratio/mean": (ratio, torch.nanmean),
+        "sampling/importance_sampling_ratio/max": (ratio, nanmax),
+    }
+    own = torch.stack([reduce(values) for values, reduce in statistics.values()])
+    by_process = gather(own).view(-1, len(own))  # (processes, statistics)
+    metrics = {}
+    for i, (name, (_, reduce)) in enumerate(statistics.items()):
+        metrics[name] = reduce(by_process[:, i]).item()
+    return metrics

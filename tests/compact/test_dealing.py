@@ -5,9 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_dataeff.update.dealing import Limits, deal_rows
-from trl_dataeff.update.padding import RowLengths
-from trl_dataeff.update.parts import Parts
+from trl_dataeff.compact.dealing import Limits, deal_rows
+from trl_dataeff.compact.padding import RowLengths
+from trl_dataeff.compact.exact import Parts
 
 
 PARTS = Parts(

@@ -9,7 +9,7 @@ import torch
 from tests.factories.groups import make_group
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
-from trl_dataeff.update.logprobs import (
+from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,
     exclude_masked,

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from trl.trainer.utils import nanstd
 
+from trl_dataeff.replay.logprobs import GroupInBatch
 from trl_dataeff.rollouts.classification import GroupClassifier, total_rewards
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.update.logprobs import GroupInBatch
 
 
 EPSILON = 1e-4  # TRL adds it to the deviations by which it divides

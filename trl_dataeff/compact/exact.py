@@ -1,0 +1,239 @@
+"""
+What the update may leave out, because it does not change the gradient: by what is known of a trainer's loss and of its
+model. Whether the model computes the same is checked as well, see `check.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+import trl.trainer.utils
+from accelerate.utils import is_peft_model
+from transformers import PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_dataeff.compact.prompts import can_share_prompts
+
+
+#: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
+OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+OVER_TOKENS = ("bnpo",)
+OVER_BATCH = ("cispo", "dapo", "vespo")
+#: Methods that get TRL's batch between its pass over it and the end of the loss
+_METHODS_WITH_BATCH = (
+    "_generate_and_score_completions",
+    "_prepare_inputs",
+    "training_step",
+    "compute_loss",
+    "_compute_loss",
+    "_get_per_token_logps_and_entropies",
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """
+    What the update may leave out, because it does not change the gradient.
+
+    Attributes:
+        zero_rows: rows whose advantage is 0.
+        exchange: whether rows may change their micro-batch within an optimizer step.
+        left_padding: padding of prompts.
+        right_padding: padding of completions.
+        shared_prompts: all but one computation of a prompt in a micro-batch.
+        prompt_scores: scores of prompt tokens by the model's head, which the loss does not use.
+    """
+
+    zero_rows: bool
+    exchange: bool
+    left_padding: bool
+    right_padding: bool
+    shared_prompts: bool
+    prompt_scores: bool
+
+    @classmethod
+    def all(cls) -> Parts:
+        """Everything."""
+        return cls(*[True] * len(fields(cls)))
+
+    @classmethod
+    def none(cls) -> Parts:
+        """Nothing: TRL's update."""
+        return cls(*[False] * len(fields(cls)))
+
+    def without(self, names: Sequence[str]) -> Parts:
+        """The parts but these."""
+        return replace(self, **dict.fromkeys(names, False))
+
+    def __and__(self, other: Parts) -> Parts:
+        values = {field.name: getattr(self, field.name) and getattr(other, field.name) for field in fields(self)}
+        return Parts(**values)
+
+
+def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) -> Parts:
+    """
+    What the update may leave out in a trainer's loss now; a callback may change the loss.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose loss it is.
+        gradient_checkpointing (`bool`, *optional*): whether layers are computed again in the backward pass. By
+            default, what holds for the trainer now.
+    """
+    model = policy_of(trainer, trainer.model)
+    if gradient_checkpointing is None:
+        gradient_checkpointing = uses_checkpointing(trainer, model)
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
+    # New shapes recompile a compiled model; sequences that are split over processes have equal widths on all of them
+    keeps_widths = trainer.args.torch_compile or splits_sequences or trainer._is_vlm
+    cuts_columns = not (keeps_widths or positions_depend_on_width(model))
+    # Sharded models need equally many passes of each layer on every process
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    is_known = isinstance(model, PreTrainedModel) and has_fused_head()
+    scores_completions = is_known and not (keeps_widths or is_sharded)
+    # Gradient checkpointing excludes the cache. The check would not see that, because it computes without gradient.
+    # The loss of a router counts the tokens of a single pass
+    excludes_sharing = (
+        has_dropout(model) or gradient_checkpointing or trainer.aux_loss_enabled or _adapts_whole_rows(trainer)
+    )
+    return Parts(
+        zero_rows=can_skip_rows(trainer),
+        exchange=can_exchange_rows(trainer),
+        left_padding=cuts_columns,
+        right_padding=cuts_columns,
+        shared_prompts=scores_completions and cuts_columns and not excludes_sharing and can_share_prompts(model),
+        prompt_scores=scores_completions,
+    )
+
+
+# The loss
+
+
+def can_skip_rows(trainer: GRPOTrainer) -> bool:
+    """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
+    has_kl_term = trainer.beta != 0.0
+    return _averages_as_known(trainer) and not has_kl_term
+
+
+def can_exchange_rows(trainer: GRPOTrainer) -> bool:
+    """Whether the gradient of an optimizer step does not depend on which rows share a micro-batch."""
+    return _averages_as_known(trainer) and trainer.loss_type not in OVER_TOKENS
+
+
+def _averages_as_known(trainer: GRPOTrainer) -> bool:
+    """Whether a trainer's loss is a mean of losses of rows or tokens, without terms of another kind."""
+    known_loss = trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
+    router_counts_rows = trainer.aux_loss_enabled  # of a mixture of experts
+    selects_tokens = trainer.top_entropy_quantile != 1.0
+    return known_loss and not (trainer._entropy_bonus_enabled or router_counts_rows or selects_tokens)
+
+
+def has_gradient(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Rows of a batch whose advantage is not 0, bool `(rows,)`."""
+    advantages: torch.Tensor = batch["advantages"]  # (rows,), or (rows, T) where a subclass gives them by token
+    return (advantages != 0).view(len(advantages), -1).any(1)
+
+
+def token_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+    """1 for the tokens of a batch that are trained on, `(rows, T)`."""
+    mask: torch.Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+# The model
+
+
+def policy_of(trainer: GRPOTrainer, model: Any) -> torch.nn.Module:
+    """A model of a trainer without the wrapping of accelerate and PEFT."""
+    unwrapped: torch.nn.Module = trainer.accelerator.unwrap_model(model)
+    return cast(Any, unwrapped).get_base_model() if is_peft_model(unwrapped) else unwrapped
+
+
+def has_fused_head() -> bool:
+    """Whether TRL's loss takes log-probs from the fused head that it adds to a model: from TRL 1.15 on."""
+    return hasattr(trl.trainer.utils, "add_fused_lm_head")
+
+
+def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
+    """Whether layers are computed again in the backward pass, by a trainer's option or by the model's own."""
+    of_model = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    return trainer.args.gradient_checkpointing or of_model
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model has dropout in training, as a module or as the attribute of one that calls a function."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float) and value > 0:
+                return True
+    return False
+
+
+def positions_depend_on_width(model: torch.nn.Module) -> bool:
+    """
+    Whether the frequencies of a model's rotary positions depend on the width of what it computes: those of
+    Transformers' `"dynamic"` and `"longrope"` do, beyond the length of its pretraining. The check may miss it, as
+    the first batches may be short.
+    """
+    for module in model.modules():
+        rope_types = getattr(module, "rope_type", None)
+        if isinstance(rope_types, str):
+            rope_types = {"": rope_types}
+        if not isinstance(rope_types, Mapping):  # by type of layer
+            continue
+        if any("dynamic" in rope_type or rope_type == "longrope" for rope_type in rope_types.values()):
+            return True
+    return False
+
+
+def _adapts_whole_rows(trainer: GRPOTrainer) -> bool:
+    """
+    Whether an adapter of PEFT works on whole rows: on learned tokens before each prompt, which the model gets as
+    embeddings or as a cache, or from a place in the row on (activated LoRA).
+    """
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(policy):
+        return False
+    for config in policy.peft_config.values():
+        if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
+            return True
+    return False
+
+
+# TRL's passes without gradient
+
+
+def computes_old_logps(trainer: GRPOTrainer) -> bool:
+    """Whether TRL's pass over a generation batch begins with one for old log-probs."""
+    return not is_aligned(trainer) or corrects_sampler(trainer)
+
+
+def corrects_sampler(trainer: GRPOTrainer) -> bool:
+    """Whether TRL's loss is corrected by the ratio of the policy to vLLM's sampler."""
+    return trainer.use_vllm and trainer.vllm_importance_sampling_correction
+
+
+def is_aligned(trainer: GRPOTrainer) -> bool:
+    """Whether the policy of a generation batch's loss is the one that sampled it: a step trains on whole batches."""
+    config = cast(GRPOConfig, trainer.args)
+    passes = cast(int, config.steps_per_generation) * trainer.num_iterations  # the config fills it in
+    return config.gradient_accumulation_steps % passes == 0
+
+
+def is_batch_private(trainer: GRPOTrainer) -> bool:
+    """
+    Whether nobody else gets a batch between TRL's pass over it and the end of the loss: no subclass has a method of
+    its own on the way. Then what TRL alone reads may be filled in later.
+    """
+    return not any(has_own_method(trainer, name) for name in _METHODS_WITH_BATCH)
+
+
+def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
+    """Whether a subclass, or a script, has put a method in the place of TRL's, the Trainer's or ours."""
+    package = str(getattr(trainer, name).__module__).partition(".")[0]
+    return package not in ("transformers", "trl", "trl_dataeff")

@@ -1,0 +1,82 @@
+"""The generation batch that is trained on now: TRL's micro-batches, and what the update computes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trl_dataeff.compact.exact import Parts
+from trl_dataeff.compact.micro_batches import Compacted, segment_length
+
+
+class _Seen(NamedTuple):
+    """A value of a micro-batch as TRL made it."""
+
+    value: Any
+    version: int  # which torch raises whenever a tensor is changed in place
+
+
+class Circumstances(NamedTuple):
+    """
+    What decides how a generation batch is compacted, beside its rows. A callback may change it between two steps.
+
+    Attributes:
+        parts: what may be left out.
+        loss_type: TRL's loss type.
+        accumulated: micro-batches of an optimizer step.
+    """
+
+    parts: Parts
+    loss_type: str
+    accumulated: int
+
+
+class PresentBatch:
+    """
+    TRL's micro-batches of a generation batch. They stay as TRL made them: a subclass's method finds in them what it
+    finds with TRL. The loss computes others in their place, as long as it gets TRL's own.
+
+    Args:
+        buffered (`list[dict]`): the micro-batches that TRL has buffered.
+    """
+
+    def __init__(self, buffered: list[dict[str, Any]]):
+        self.buffered = buffered
+        self.compacted: Compacted | None = None  # `None`: TRL's way
+        self.circumstances: Circumstances | None = None  # `None`: nothing was decided yet
+        self.position = -1  # of the last micro-batch
+        self._seen = [{key: _Seen(value, _version(value)) for key, value in batch.items()} for batch in buffered]
+
+    def place_of(self, inputs: Mapping[str, Any]) -> int | None:
+        """Which of TRL's micro-batches this is; `None` if it is none, or was changed since TRL made it."""
+        for place, seen in enumerate(self._seen):
+            if _is_unchanged(inputs, seen):
+                return place
+        return None
+
+    @property
+    def next_position(self) -> int:
+        """The place of the micro-batch behind the last one."""
+        return (self.position + 1) % len(self.buffered)
+
+    def is_within_segment(self, position: int) -> bool:
+        """Whether rows of the micro-batch at this place may have been exchanged with one that was computed before."""
+        if self.circumstances is None:
+            return False
+        parts, _, accumulated = self.circumstances
+        return position % segment_length(len(self.buffered), parts, accumulated) != 0
+
+
+def _version(value: Any) -> int:
+    if isinstance(value, torch.Tensor) and not value.is_inference():
+        return value._version
+    return 0
+
+
+def _is_unchanged(inputs: Mapping[str, Any], seen: Mapping[str, _Seen]) -> bool:
+    if inputs.keys() != seen.keys():
+        return False
+    pairs: Sequence[tuple[Any, _Seen]] = [(inputs[key], value) for key, value in seen.items()]
+    return all(value is known.value and _version(value) == known.version for value, known in pairs)
