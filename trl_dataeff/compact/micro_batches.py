@@ -42,14 +42,14 @@ class MicroBatch:
     Attributes:
         inputs: what TRL's loss gets.
         factor: factor on the loss, so that it is divided by the rows or tokens of TRL's micro-batch. A scalar.
-        metric_weight: weight of its means over tokens, among the micro-batches of an optimizer step.
+        metric_weight: weight of its means over tokens, among the micro-batches of an optimizer step. A scalar.
         scores_completions: whether prompt tokens get no scores.
         shared: which rows have the same prompt, if that is computed once.
     """
 
     inputs: dict[str, Any]
     factor: torch.Tensor
-    metric_weight: float
+    metric_weight: torch.Tensor
     scores_completions: bool
     shared: SharedPrompts | None = None
 
@@ -147,7 +147,11 @@ class MicroBatchCompactor:
             if lengths is not None and deals[i].shares:
                 numbers = [lengths.prompt_number[row] for row in deals[i].rows]
                 shared = SharedPrompts.of(numbers, joined["advantages"].device)
-            micro_batches.append(MicroBatch(results[i], factors[i], weight, allowed.prompt_scores, shared))
+            micro_batches.append(
+                MicroBatch(
+                    results[i], factors[i], torch.tensor(weight, dtype=torch.float32), allowed.prompt_scores, shared
+                )
+            )
         return Compacted(micro_batches, deals, allowed, tokens, tokens_of_trl)
 
     def advise_on_checkpointing(
@@ -192,7 +196,7 @@ class MicroBatchCompactor:
         num_batches = len(batches)
         rows_per_batch = len(batches[0]["advantages"])
         length = segment_length(num_batches, parts, accumulated)
-        if length == 1:
+        if not _holds_steps(num_batches, accumulated):
             parts = parts.without(["exchange"])
         if lengths is None:
             needed = torch.ones(num_batches * rows_per_batch, dtype=torch.bool)
@@ -230,10 +234,15 @@ def segment_length(num_batches: int, parts: Parts, accumulated: int) -> int:
         parts ([`Parts`]): what may be left out; without `exchange`, rows keep their micro-batch.
         accumulated (`int`): micro-batches of an optimizer step.
     """
+    if not (parts.exchange and _holds_steps(num_batches, accumulated)):
+        return 1
+    return min(accumulated, num_batches)
+
+
+def _holds_steps(num_batches: int, accumulated: int) -> bool:
+    """Whether a generation batch lies within one optimizer step, or holds whole ones; else no rows are exchanged."""
     length = min(accumulated, num_batches)
-    # A generation batch lies within one optimizer step, or holds whole ones; else no rows are exchanged
-    holds_steps = num_batches % length == 0 and accumulated % length == 0
-    return length if parts.exchange and holds_steps else 1
+    return num_batches % length == 0 and accumulated % length == 0
 
 
 def join(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             self._dataeff_in_loss = None
         if micro_batch is None:
             return loss
-        scale_token_means(self._metrics["train"], micro_batch.metric_weight, self.importance_sampling_level)
+        scale_token_means(self._metrics["train"], float(micro_batch.metric_weight), self.importance_sampling_level)
         return loss * micro_batch.factor
 
     def _dataeff_compacted(self, inputs: dict[str, Any]) -> MicroBatch | None:
