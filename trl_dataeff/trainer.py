@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import ResumedRun, complete_checkpoint, failure_notes, remove_older, resolve_run
-from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
+from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_fitting_run, load_run, save_run
 from trl_dataeff.collector import (
     GenerationBatch,
     RolloutCollector,
@@ -183,8 +183,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
     def _dataeff_train(self, resume_from_checkpoint: str | bool | None, *args: Any, **kwargs: Any) -> TrainOutput:
         config = self.args
         processes = self._dataeff_processes
-        if self._dataeff_selector is not None:
-            check_same_settings(self, self._dataeff_config, self._dataeff_selector, resume_from_checkpoint, processes)
+        check_same_settings(self, self._dataeff_config, self._dataeff_selector, resume_from_checkpoint, processes)
         resumed = resolve_run(
             resume_from_checkpoint,
             str(config.output_dir),
@@ -525,9 +524,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         processes = self._dataeff_processes
         collector = self._dataeff_collector
         state: dict[str, Any] = {
-            "settings": run_settings(
-                self._dataeff_config, self._dataeff_selector, self.reward_func_names, processes.world_size
-            ),
+            "settings": self._dataeff_settings(),
             "loop": trl_state.loop_state(self),
             "observer": cast(Observer, self._dataeff_observer).state_dict(),
             "update": None if self._dataeff_update is None else self._dataeff_update.state_dict(),
@@ -541,6 +538,14 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             state["prompts"] = all_gather(self._dataeff_rows.trained_prompts)
             check_agreement(state["collector"], processes, collector.own_state())
         return state
+
+    def _dataeff_settings(self) -> dict[str, Any]:
+        return run_settings(
+            cast(GRPOConfig, self.args),
+            self._dataeff_selector,
+            self.reward_func_names,
+            self._dataeff_processes.world_size,
+        )
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
@@ -556,13 +561,13 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         self._dataeff_run.was_read = True
         processes = self._dataeff_processes
         collector = self._dataeff_collector
-        settings = run_settings(
-            self._dataeff_config, self._dataeff_selector, self.reward_func_names, processes.world_size
-        )
-        loaded = load_run(Path(checkpoint), processes, settings, is_required=collector is not None)
-        if loaded is None:
-            return  # the Trainer resumes as it does with TRL
-        state, unused_batch = loaded
+        if collector is None:
+            fitting = load_fitting_run(Path(checkpoint), processes, self._dataeff_settings())
+            if fitting is None:
+                return  # the Trainer resumes as it does with TRL
+            state, unused_batch = fitting
+        else:
+            state, unused_batch = load_run(Path(checkpoint), processes)
         cast(Observer, self._dataeff_observer).load_state_dict(state["observer"])
         if collector is not None:
             collector.load_state_dict(state["collector"])

@@ -25,7 +25,7 @@ from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import manifest as manifest_module
 from trl_dataeff.checkpoint import resume
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete
-from trl_dataeff.checkpoint.resume import Run, checkpoints, failure_notes, remove_older, resolve_run
+from trl_dataeff.checkpoint.resume import ResumedRun, checkpoints, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.utils import UserError, hash_json, write_atomically
@@ -363,7 +363,7 @@ def test_what_a_killed_process_left_half_written_is_removed_at_the_start(tmp_pat
 
 def test_a_process_that_has_ended_is_named_and_room_is_not_asked_for(tmp_path):
     processes = Mock(spec=Processes, world_size=2, wait=Mock(side_effect=RuntimeError("Connection closed by peer")))
-    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, processes)
+    context = resume.complete_checkpoint(ResumedRun(), tmp_path / "checkpoint-1", 1, True, True, processes)
     with pytest.raises(CheckpointError, match="another process") as raised, context:
         pass
     assert "room" not in str(raised.value)
@@ -372,7 +372,7 @@ def test_a_process_that_has_ended_is_named_and_room_is_not_asked_for(tmp_path):
 
 def test_a_folder_that_vanishes_during_a_save_does_not_hide_the_cause(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint-1"
-    context = resume.complete_checkpoint(Run(), checkpoint, 1, True, True, Processes())
+    context = resume.complete_checkpoint(ResumedRun(), checkpoint, 1, True, True, Processes())
 
     def write_where_nothing_is():
         shutil.rmtree(tmp_path / "run")
@@ -384,7 +384,7 @@ def test_a_folder_that_vanishes_during_a_save_does_not_hide_the_cause(tmp_path):
 
 @pytest.mark.parametrize("text", ["mat1 and mat2 shapes cannot be multiplied", "CUDA out of memory", "lost a peer"])
 def test_an_error_that_is_not_about_files_stays_what_it_is(tmp_path, text):
-    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, Processes())
+    context = resume.complete_checkpoint(ResumedRun(), tmp_path / "checkpoint-1", 1, True, True, Processes())
     with pytest.raises(RuntimeError, match=text), context:
         raise RuntimeError(text)
     assert not is_complete(tmp_path / "checkpoint-1")
@@ -395,7 +395,7 @@ def test_an_error_that_is_not_about_files_stays_what_it_is(tmp_path, text):
     [(OSError(errno.ENOSPC, "No space left on device"), True), (PermissionError(errno.EACCES, "denied"), False)],
 )
 def test_room_is_asked_for_where_there_is_none(tmp_path, error, asks):
-    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, Processes())
+    context = resume.complete_checkpoint(ResumedRun(), tmp_path / "checkpoint-1", 1, True, True, Processes())
     with pytest.raises(CheckpointError) as raised, context:
         raise error
     assert ("Make room" in str(raised.value)) == asks
@@ -451,7 +451,7 @@ def test_notes_name_the_prompts_and_the_checkpoint_of_this_run(tmp_path):
 )
 def test_notes_without_a_checkpoint(error, ids, noted):
     flush = Mock()
-    with pytest.raises(type(error)) as raised, failure_notes(Run(), ids, flush):
+    with pytest.raises(type(error)) as raised, failure_notes(ResumedRun(), ids, flush):
         raise error
     assert raised.value is error
     assert flush.called

@@ -106,7 +106,7 @@ def differing(rank: int, world_size: int) -> dict:
     saved.
     """
     other = {"trainer": {"train_dataset": plain_dataset(36).select(range(rank, 36))}}
-    report = {"dataset": failure(lambda: make("uniform", world_size, train=True, **other), ValueError)}
+    report = {"dataset": failure(lambda: make("dots, fill", world_size, train=True, **other), ValueError)}
     by_rank = {
         "replay": {"replay": ["fill", "off"][rank]},
         "max_rollout_rounds": {"max_rollout_rounds": 1 + rank},
@@ -116,14 +116,15 @@ def differing(rank: int, world_size: int) -> dict:
     }
     for name, options in by_rank.items():
         options["output_dir"] = str(FOLDER / "differing")
-        report[name] = failure(partial(make, "uniform", world_size, train=True, **options), ValueError)
+        base = "dots, fill" if name in ("save_steps", "resume_from_checkpoint") else "uniform"
+        report[name] = failure(partial(make, base, world_size, train=True, **options), ValueError)
 
     class Tampering(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
-            tampered.collector.counters.update(rollouts_trained=rank)
+            tampered.collector.batches += rank
 
     saving = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(FOLDER / "tampered")}
-    tampered = make("uniform", world_size, trainer={"callbacks": [Tampering()]}, **saving)
+    tampered = make("dots, fill", world_size, trainer={"callbacks": [Tampering()]}, **saving)
     report["state"] = failure(tampered.train, RuntimeError)
     report["checkpoints"] = [path.name for path in (FOLDER / "tampered").glob("checkpoint-*")]
     return report

@@ -85,7 +85,7 @@ def test_processes_with_other_settings_are_rejected_at_the_start(reports, name, 
 
 def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
     for report in reports("same_batch", 2):
-        assert "counters (of 1)" in report["differing"]["state"]
+        assert "batches (of 1)" in report["differing"]["state"]
         assert report["differing"]["checkpoints"] == []
 
 

@@ -45,7 +45,8 @@ class Watched(DataEfficientGRPOTrainer):
         self.weights = []
         self.tensors = []
         super().__init__(*args, **kwargs)
-        self.collector.collect = partial(self._noted, self.collector.collect)
+        if self.collector is not None:
+            self.collector.collect = partial(self._noted, self.collector.collect)
 
     def _noted(self, collect, *args):
         self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
@@ -89,9 +90,9 @@ class CountedRows(Watched):
         self.is_in_loss = False
         return loss
 
-    def _dataeff_logps_of_micro_batch(self, inputs, **how):
+    def _dataeff_logps_of_rows(self, inputs, **how):
         self.is_checking = True  # a micro-batch is computed several ways
-        logps = super()._dataeff_logps_of_micro_batch(inputs, **how)
+        logps = super()._dataeff_logps_of_rows(inputs, **how)
         self.is_checking = False
         return logps
 

@@ -60,46 +60,60 @@ def save_run(
         save_state(checkpoint, "state", {**state, "half_used": micro_batches is not None})
 
 
-def load_run(
-    checkpoint: Path, processes: Processes, settings: Mapping[str, Any], *, is_required: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]] | None] | None:
+def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
     """
     Read what [`save_run`] has written.
 
     Args:
         checkpoint (`Path`): folder of the checkpoint.
         processes ([`Processes`]): says which process this is, and on which device its micro-batches belong.
-        settings (`Mapping`): the run's settings on which the content of a checkpoint depends.
-        is_required (`bool`): whether the run needs the state. If not, one that is missing or of another kind of run is
-            passed over, with a warning where it was there.
 
     Returns:
-        `tuple`, *optional*: the nested state, and the micro-batches of this process; `None` in their place if no
-        generation batch was half-used. `None` if there is no state that fits.
+        `tuple`: the nested state, and the micro-batches of this process; `None` in their place if no generation batch
+        was half-used.
 
     Raises:
-        [`CheckpointError`]: a file is missing or corrupt, and required.
+        [`CheckpointError`]: a file is missing or corrupt.
     """
-    if not is_required and not (checkpoint / FOLDER / "state.json").exists():
-        return None
-    try:
-        state = load_state(checkpoint, "state")
-        if not is_required:
-            check_settings(checkpoint, "the state", state["settings"], settings, _of_batch(settings))
-        unused_batch = None
-        if state["half_used"]:
-            by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
-            unused_batch = [by_place[str(place)] for place in range(len(by_place))]
-    except CheckpointError as error:
-        if is_required:
-            raise
-        if processes.is_main:
-            logger.warning(
-                f"The run resumes as with `GRPOTrainer`: a generation batch begins, and counts of rollouts begin at "
-                f"0. {error}"
-            )
-        return None
-    return state, unused_batch
+    state = load_state(checkpoint, "state")
+    if not state["half_used"]:
+        return state, None
+    by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
+    return state, [by_place[str(place)] for place in range(len(by_place))]
+
+
+def load_fitting_run(
+    checkpoint: Path, processes: Processes, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None] | None:
+    """
+    Read what [`save_run`] has written, for a run that resumes without it, too. A collective.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        processes ([`Processes`]): of the run.
+        settings (`Mapping`): the run's settings on which the content of a checkpoint depends.
+
+    Returns:
+        `tuple`, *optional*: see [`load_run`]. `None` if nothing was written, or, with a warning, if it cannot be read
+        or belongs to a run with other settings.
+    """
+    loaded = None
+    problem = None
+    if (checkpoint / FOLDER / "state.json").exists():
+        try:
+            loaded = load_run(checkpoint, processes)
+            check_settings(checkpoint, "the state", loaded[0]["settings"], settings, _of_batch(settings))
+        except CheckpointError as error:
+            problem = str(error)
+    problems = [found for found in all_gather(problem) if found is not None]
+    if not problems:
+        return loaded
+    if processes.is_main:
+        logger.warning(
+            "The run resumes as with `GRPOTrainer`: a generation batch begins, and rollouts are counted from 0. "
+            f"{problems[0]}"
+        )
+    return None
 
 
 def _of_batch(settings: Mapping[str, Any]) -> list[str]:

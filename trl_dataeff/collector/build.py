@@ -216,18 +216,18 @@ def announce(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, plan: Plan, 
 def check_same_settings(
     trainer: GRPOTrainer,
     config: DataEfficientGRPOConfig,
-    selector: Selector,
+    selector: Selector | None,
     resume_from_checkpoint: Any,
     processes: Processes,
 ) -> None:
     """
     Check that the settings on which processes have to agree are the same on each: with others, they would wait for
-    each other without end. A collective if there are several.
+    each other without end. Where none of them selects or replays, TRL decides. A collective if there are several.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): the trainer.
         config ([`DataEfficientGRPOConfig`]): with the fields of this package.
-        selector ([`Selector`]): of the run.
+        selector ([`Selector`], *optional*): of the run.
         resume_from_checkpoint: the argument of `train`.
         processes ([`Processes`]): of the run.
 
@@ -240,7 +240,7 @@ def check_same_settings(
     own = [config_field.name for config_field in fields(DataEfficientGRPOConfig) if config_field.name not in of_trl]
     values: dict[str, Any] = {name: getattr(config, name) for name in own}
     values |= {name: getattr(trainer.args, name) for name in FIELDS_OF_ALL_PROCESSES}
-    values["selector"] = type(selector).__name__
+    values["selector"] = None if selector is None else type(selector).__name__
     values["reward functions"] = trainer.reward_func_names
     values["reward_weights"] = trainer.reward_weights.tolist()
     values["train_dataset"] = type(trainer.train_dataset).__name__
@@ -256,7 +256,8 @@ def check_same_settings(
             if found[name] != expected:
                 differences.append(f"`{name}` is {expected} on process 0 and {found[name]} on process {rank}")
                 break
-    if differences:
+    any_selects = any(found["selector"] != "null" for found in [first, *others])
+    if differences and any_selects:
         raise ValueError(
             f"Settings differ between processes: {'; '.join(differences)}. Give all processes the same configuration: "
             "it must not depend on the rank."
@@ -287,7 +288,7 @@ def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
 
 
 def run_settings(
-    config: DataEfficientGRPOConfig, selector: Selector | None, reward_names: Sequence[str], world_size: int
+    config: GRPOConfig, selector: Selector | None, reward_names: Sequence[str], world_size: int
 ) -> dict[str, Any]:
     """The settings on which the content of a checkpoint depends, by name. JSON values."""
     predictor = getattr(selector, "predictor", None)
