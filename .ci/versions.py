@@ -39,7 +39,7 @@ ROWS = {
 TESTS = [
     "tests/test_compat.py",
     "tests/test_identity.py",
-    "tests/update/test_replay_in_training.py",
+    "tests/replay/test_replay_in_training.py",
     "tests/checkpoint/test_exact_resume.py",
     "tests/distributed/test_processes.py",
     "tests/selection/test_plug_in.py",

@@ -26,7 +26,7 @@ from trl_dataeff.rewards import (
 )
 
 
-SLOW = r"\boxed{10^{10^{10}}}"  # sympy would compute it in C, where a signal's handler in Python does not run
+SLOW = r"\boxed{10^{10^{10}}}"
 
 
 def chat(text):

@@ -2,8 +2,8 @@
 Comparison of mathematical answers by math-verify, in a process of its own that can be ended at any time.
 
 math-verify builds on sympy, which may take hours for a short text such as `10^{10^{10}}`. Its own time limit is a
-signal handler in Python: only the main thread can use it, and it does not interrupt an operation that runs in C. Here
-the operating system ends the process when the time is over, and the next comparison starts another process.
+signal handler in Python, which only the main thread can use, and holds for each step of a comparison. Here the
+operating system ends the process when the time is over, and the next comparison starts another process.
 
 This file has both ends: [`MathVerifier`], and what its process runs, which is this file as a script. The script
 imports math-verify and the standard library: neither the package, nor torch, nor the user's training script.

@@ -149,6 +149,26 @@ def stop_one_of_two(rank: int, options: dict) -> tuple:
     return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
 
 
+def by_loss_type() -> dict:
+    """By loss type, how far weights are from TRL's at most, with the faster update and with everything off."""
+    report = {}
+    batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 2}
+    exact = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9, "max_steps": 4}
+    arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36)}
+    for loss_type in ("dapo", "grpo", "bnpo", "dr_grpo", "cispo"):
+        trainers = {}
+        for name, own in {"trl": None, "default": {"compact_update": True}, "off": {}}.items():
+            trainer_class = GRPOTrainer if own is None else DataEfficientGRPOTrainer
+            options = {**batch, **exact, **(own or {}), "loss_type": loss_type}
+            folder = FOLDER / "losses" / f"{loss_type}-{name}"
+            trainers[name] = run(folder, trainer_class, rewards=reward, trainer=arguments, **options)
+        weights = {name: list(trainer.model.parameters()) for name, trainer in trainers.items()}
+        for name in ("default", "off"):
+            pairs = zip(weights["trl"], weights[name], strict=True)
+            report[f"{loss_type}, {name}"] = max((a - b).abs().max().item() for a, b in pairs)
+    return report
+
+
 def two_processes(rank: int) -> dict:
     """
     A run of TRL and one with everything off; the same with groups that processes share, and the default; one run that
@@ -187,7 +207,7 @@ def main() -> None:
         resumed = make(name, world_size, folder=folder, train=True, resume=checkpoint)
         report[name] = {"whole": seen(whole), "resumed": seen(resumed)}
     if world_size == 2:
-        report |= two_processes(rank) | {"differing": differing(rank, world_size)}
+        report |= two_processes(rank) | {"losses": by_loss_type()} | {"differing": differing(rank, world_size)}
     (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
     whole.accelerator.wait_for_everyone()
 

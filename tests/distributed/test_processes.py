@@ -89,6 +89,14 @@ def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
         assert report["differing"]["checkpoints"] == []
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "cispo"])
+def test_the_default_trains_as_trl_for_every_loss_type(loss_type, reports):
+    """Groups stay on their process, so that a mean by micro-batch is over the same rows."""
+    for report in reports("same_batch", 2):
+        assert report["losses"][f"{loss_type}, off"] == 0
+        assert report["losses"][f"{loss_type}, default"] < 1e-6
+
+
 # Weights sharded by FSDP2
 
 

@@ -114,13 +114,12 @@ def continue_sampler(trainer: GRPOTrainer) -> None:
     Have TRL's sampler continue with the pass over the dataset in which a checkpoint was written: a new sampler begins
     with the first one. Call it when the Trainer has made its dataloader.
     """
-    sampler = getattr(getattr(trainer.callback_handler.train_dataloader, "batch_sampler", None), "sampler", None)
-    if sampler is None:  # that of an iterable dataset
+    sampler = trainer.callback_handler.train_dataloader
+    while sampler is not None and not isinstance(sampler, RepeatSampler):
+        # Each process has its share of a sampler of batches, which is around that of rows
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    if sampler is None:  # another one, or an iterable dataset
         return
-    while not isinstance(sampler, RepeatSampler):
-        sampler = getattr(sampler, "sampler", None)  # of a sampler around it
-        if sampler is None:
-            return
     num_passes = math.floor(trainer.state.epoch or 0)
     for _ in range(num_passes):
         next(iter(sampler), None)  # draws the order of a pass

@@ -242,15 +242,8 @@ def hash_of_prompts(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     What tells the prompts of rows apart where their row indices are not known: a number of 62 bits for each, by its
     content, int64 `(rows,)`; -1 for a row without a prompt.
     """
-    numbers: list[int] = []
-    last_prompt: Any = None
+    numbers = []
     for row in rows:
         prompt = row.get("prompt")
-        if numbers and prompt == last_prompt:
-            numbers.append(numbers[-1])
-        elif prompt is None:
-            numbers.append(UNKNOWN_PROMPT)
-        else:
-            numbers.append(int(hash_json(prompt), 16) >> 66)
-        last_prompt = prompt
+        numbers.append(UNKNOWN_PROMPT if prompt is None else int(hash_json(prompt), 16) >> 66)
     return torch.tensor(numbers, dtype=torch.int64)
