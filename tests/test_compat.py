@@ -1,27 +1,22 @@
 """What is checked of TRL when the trainer is imported, and trainers whose loss does not pass through ours."""
 
-import inspect
 import re
-import sys
 import warnings
 
 import pytest
 import torch
-import trl
 from trl import GRPOTrainer
 
-import trl_dataeff.trainer
-from tests.factories.comparison import all_finite, messages
+from tests.factories.comparison import all_finite, assert_close, assert_identical, messages
 from tests.factories.configurations import SHARE
-from tests.factories.other_trl import load
-from tests.factories.tiny import logged, run
+from tests.factories.other_trl import changed_trl, ours_on
+from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer, compat
 
 
 # What is checked of TRL
 
-RETURN = "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images"
 #: What another version of TRL might have, as replacements in its source, and what is said of it
 CHANGES = {
     "method renamed": ("def _calculate_rewards(", "def _score(", "`_calculate_rewards` does not exist"),
@@ -40,27 +35,13 @@ CHANGES = {
         "def _log_completion_extra(self, mode, column: str",
         r"`_log_completion_extra` takes \(self, mode, column: str.*\), and not \(column, values, ...\)",
     ),
-    "return value shortened": (f"{RETURN}, tool_images", RETURN, "`_generate` returns 7 values, and not 8"),
-    "attribute renamed": ("self._step", "self._micro_step", "no method uses `self._step`$"),
 }
 
 
-@pytest.fixture
-def changed(tmp_path, monkeypatch):
-    """TRL's trainer with a replacement in its source."""
-
-    def change(old, new):
-        source = inspect.getsource(sys.modules[GRPOTrainer.__module__])
-        assert old in source
-        return load(monkeypatch, "trl.trainer.changed", source.replace(old, new), tmp_path / "changed.py").GRPOTrainer
-
-    return change
-
-
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(change, changed, monkeypatch):
+def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(change, monkeypatch, tmp_path):
     old, new, said = CHANGES[change]
-    other = changed(old, new)
+    other = changed_trl(monkeypatch, tmp_path, old, new)
     monkeypatch.setattr(compat, "version", {"trl": "1.17.0", "transformers": "6.0.0"}.get)
     with pytest.raises(ImportError, match=r"trl 1\.17\.0 and transformers 6\.0\.0: ") as raised:
         compat.check(other)
@@ -69,9 +50,10 @@ def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(chan
     assert re.search(said, found), found
 
 
-def test_it_is_checked_when_the_trainer_is_imported(changed, ours_on):
-    with pytest.raises(ImportError, match="returns 7 values"):
-        ours_on(changed(*CHANGES["return value shortened"][:2]))
+def test_it_is_checked_when_the_trainer_is_imported(monkeypatch, tmp_path):
+    other = changed_trl(monkeypatch, tmp_path, *CHANGES["parameter added"][:2])
+    with pytest.raises(ImportError, match="`_generate` takes"):
+        ours_on(monkeypatch, tmp_path, other)
 
 
 @pytest.mark.parametrize(("version", "warned"), [("1.99.0", 1), ("1.14.1", 1), ("1.16.3", 0), ("1.14.2", 0)])
@@ -121,7 +103,7 @@ class AgainWithin(GRPOTrainer):
 
 class OwnLoss(DataEfficientGRPOTrainer):
     def _compute_loss(self, model, inputs):
-        return sum(p.square().sum() for p in model.parameters())
+        return inputs["advantages"].square().sum() * sum(p.square().sum() for p in model.parameters())
 
 
 class OwnComputeLoss(DataEfficientGRPOTrainer):
@@ -134,6 +116,13 @@ class OwnLogps(DataEfficientGRPOTrainer):
         return GRPOTrainer.__dict__["_get_per_token" + "_logps_and_entropies"](self, *args, **kwargs)
 
 
+class OwnInputs(DataEfficientGRPOTrainer):
+    """Changes micro-batches on their way to TRL's loss."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * 2})
+
+
 class MoreLoss(DataEfficientGRPOTrainer):
     def compute_loss(self, *args, **kwargs):
         return super().compute_loss(*args, **kwargs)
@@ -142,58 +131,106 @@ class MoreLoss(DataEfficientGRPOTrainer):
         return super()._compute_loss(model, inputs) + 0.0
 
 
-@pytest.fixture
-def ours_on(monkeypatch, tmp_path):
-    """Our trainer as it is when another class stands in the place of TRL's while it is imported."""
-
-    def make(base):
-        monkeypatch.setattr(trl, "GRPOTrainer", base)
-        source, path = inspect.getsource(trl_dataeff.trainer), tmp_path / "ours.py"
-        return load(monkeypatch, f"trl_dataeff.on_{base.__name__}", source, path).DataEfficientGRPOTrainer
-
-    return make
-
-
 REUSE = {**SHARE, "selection": "dots", "compact_update": True, "max_steps": 6}
 
 
-def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_path, caplog_transformers):
-    trainer = run(tmp_path, ours_on(UnslothGRPOTrainer), **REUSE)
-    assert len(messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")) == 1
+NOT_REACHED = "does not call `CompactGRPOTrainer._compute_loss`"
+OTHERS = "not as TRL has made them"
+
+
+def in_trl(pattern: type) -> type:
+    """A subclass of ours as one of TRL's trainer."""
+    return type(f"Trl{pattern.__name__}", (GRPOTrainer,), {k: v for k, v in vars(pattern).items() if k[:2] != "__"})
+
+
+class TrlOwnInputs(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * 2})
+
+
+UPDATE = {"rewards": partly_learnable_reward, "max_steps": 5, "optim": "sgd", "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("pattern", [OwnLoss, OwnComputeLoss])
+def test_a_loss_that_does_not_reach_ours_trains_as_in_trl_and_is_warned_of_once(
+    pattern, tmp_path, caplog_transformers
+):
+    reference = run(tmp_path / "a", in_trl(pattern), **UPDATE)
+    ours = run(tmp_path / "b", pattern, **UPDATE, compact_update=True)
+    assert_identical(reference, ours, least=50)
+    (found,) = messages(caplog_transformers, NOT_REACHED)
+    assert pattern.__name__ in found
+    assert not logged(ours, "dataeff/update/tokens_saved")
+
+
+def test_it_is_warned_of_when_the_second_generation_batch_begins(tmp_path, caplog_transformers):
+    run(tmp_path / "a", OwnLoss, **{**UPDATE, "max_steps": 1}, compact_update=True)
+    assert not messages(caplog_transformers, NOT_REACHED)
+    run(tmp_path / "b", OwnLoss, **{**UPDATE, "max_steps": 2}, compact_update=True)
+    assert len(messages(caplog_transformers, NOT_REACHED)) == 1
+
+
+@pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnInputs])
+def test_nothing_is_said_where_there_is_no_faster_update(trainer_class, tmp_path, caplog_transformers):
+    run(tmp_path, trainer_class, **UPDATE, compact_update=False)
+    assert not messages(caplog_transformers, "compact_update")
+
+
+@pytest.mark.parametrize("accumulated", [{}, {"gradient_accumulation_steps": 2}])
+def test_micro_batches_that_a_subclass_changes_are_computed_trls_way(accumulated, tmp_path, caplog_transformers):
+    reference = run(tmp_path / "a", TrlOwnInputs, **UPDATE, **accumulated)
+    ours = run(tmp_path / "b", OwnInputs, **UPDATE, **accumulated, compact_update=True)
+    assert_identical(reference, ours, least=50)
+    assert len(messages(caplog_transformers, OTHERS)) == 1
+    assert not messages(caplog_transformers, NOT_REACHED)
+    assert not logged(ours, "dataeff/update/tokens_saved")
+
+
+def test_a_subclass_that_changes_some_micro_batches_of_a_step_is_an_error(tmp_path):
+    """Rows of the others may have been exchanged with it."""
+
+    class EverySecond(DataEfficientGRPOTrainer):
+        calls = 0
+
+        def _compute_loss(self, model, inputs):
+            self.calls += 1
+            return super()._compute_loss(model, dict(inputs, changed=1) if self.calls % 2 == 0 else inputs)
+
+    options = {**UPDATE, "gradient_accumulation_steps": 2, "compact_update": True, "loss_type": "dr_grpo"}
+    with pytest.raises(RuntimeError, match="was changed since TRL made it"):
+        run(tmp_path, EverySecond, **options)
+
+
+def test_log_probs_of_a_subclass_are_those_of_the_loss(tmp_path, caplog_transformers):
+    """The update is ours, as only the forward pass is the subclass's."""
+    reference = run(tmp_path / "a", GRPOTrainer, **UPDATE)
+    ours = run(tmp_path / "b", OwnLogps, **UPDATE, compact_update=True)
+    assert_close(reference, ours)
+    assert logged(ours, "dataeff/update/tokens_saved")
+    assert not messages(caplog_transformers, "compact_update")
+
+
+def test_on_unsloths_trainer_selection_works_and_the_update_is_its_own(monkeypatch, tmp_path, caplog_transformers):
+    options = {"selection": "dots", "compact_update": True, "max_steps": 6, "rewards": even_length_reward}
+    trainer = run(tmp_path, ours_on(monkeypatch, tmp_path, UnslothGRPOTrainer), **options)
+    assert len(messages(caplog_transformers, NOT_REACHED)) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
-    assert trainer.collector.buffer is None
-    assert trainer.collector.counters["rollouts_generated"] == 6 * 8
+    assert trainer._dataeff_observer.counters["rollouts_generated"] == 6 * 8
     assert any(norm > 0 for (norm,) in logged(trainer, "grad_norm"))
     assert all_finite(trainer)
 
 
-@pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnLogps])
-def test_a_subclass_that_overrides_the_loss_reuses_nothing(trainer_class, tmp_path, caplog_transformers):
-    trainer = run(tmp_path, trainer_class, **{**REUSE, "max_steps": 2})
-    assert len(messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")) == 1
-    assert trainer.collector.buffer is None
-    assert not any("dataeff/update/tokens" in log for log in trainer.state.log_history)
-
-
-@pytest.mark.parametrize("compact_update", [True, False])
-def test_a_faster_update_that_is_lost_is_said(compact_update, tmp_path, caplog_transformers):
-    run(tmp_path, OwnLoss, train=False, compact_update=compact_update)
-    assert len(messages(caplog_transformers, "is that of `GRPOTrainer`. ")) == compact_update
-
-
 def test_a_subclass_that_calls_super_reuses(tmp_path, caplog_transformers):
     trainer = run(tmp_path, MoreLoss, **REUSE)
-    assert not messages(caplog_transformers, "is that of `GRPOTrainer` and each batch is one round")
+    assert not messages(caplog_transformers, "compact_update")
     assert logged(trainer, "dataeff/replay/ess")
+    assert logged(trainer, "dataeff/update/tokens_saved")
 
 
-@pytest.mark.parametrize("base", [UnslothGRPOTrainer, None])
+@pytest.mark.parametrize("base", ["Unsloth's", OwnComputeLoss, OwnLoss, OwnLogps])
 @pytest.mark.parametrize("accumulated", [{}, {"steps_per_generation": 2, "num_iterations": 2}])
-def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
-    base, accumulated, ours_on, tmp_path, monkeypatch
-):
-    ours = OwnComputeLoss if base is None else ours_on(base)
-    monkeypatch.setattr(compat, "corrects_loss", lambda *classes: True)
+def test_a_loss_without_the_correction_is_found_out_before_its_first_update(base, accumulated, monkeypatch, tmp_path):
+    ours = ours_on(monkeypatch, tmp_path, UnslothGRPOTrainer) if base == "Unsloth's" else base
     trainer = run(tmp_path, ours, train=False, **REUSE, **accumulated)
     stale, plain = [], trainer.collector.collect
 
@@ -205,12 +242,13 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
     trainer.collector.collect = collect
     with pytest.raises(RuntimeError, match="without their correction"):
         trainer.train()
+    assert stale[-1]
     assert not any(stale[:-1]), "a replayed batch has updated the model"
 
 
-def test_a_loss_that_calls_itself_within_is_scaled_once(ours_on, tmp_path):
+def test_a_loss_that_calls_itself_within_is_scaled_once(monkeypatch, tmp_path):
     options = {**REUSE, "loss_type": "grpo", "rewards": partly_learnable_reward}
     once = run(tmp_path / "a", **options)
-    twice = run(tmp_path / "b", ours_on(AgainWithin), **options)
+    twice = run(tmp_path / "b", ours_on(monkeypatch, tmp_path, AgainWithin), **options)
     assert logged(once, "loss", "grad_norm") == logged(twice, "loss", "grad_norm")
     assert any(norm for (norm,) in logged(once, "grad_norm"))

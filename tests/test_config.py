@@ -100,8 +100,12 @@ class Special(GRPOConfig):
         self.doubled = 2 * self.special
 
 
-def test_a_plain_config_becomes_ours_and_values_under_our_names_are_kept_and_checked():
-    assert type(with_own_fields(GRPOConfig("out", **BASE))) is DataEfficientGRPOConfig
+def test_a_plain_config_stays_as_it_is_and_values_under_our_names_are_kept_and_checked():
+    plain = GRPOConfig("out", **BASE)
+    before = dict(vars(plain))
+    own = with_own_fields(plain)
+    assert {name: getattr(own, name) for name in DEFAULTS} == DEFAULTS
+    assert vars(plain) == before
     given = Special("out", **BASE, special=5)
     given.replay_fraction = 0.25
     own = with_own_fields(given)

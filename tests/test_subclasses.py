@@ -1,6 +1,6 @@
 """
 What public subclasses of `GRPOTrainer` override, on ours: with everything off it does what it does in TRL, and with
-selection it sees the rows that are trained on, or the run says at its start what it cannot honour.
+selection it sees the rows that are trained on, or the run says what it cannot honour.
 """
 
 import pytest
@@ -8,11 +8,12 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOTrainer
 
-from tests.factories.comparison import OFF, all_finite, assert_identical, history, messages
+from tests.factories.comparison import OFF, all_finite, assert_close, assert_identical, messages
 from tests.factories.configurations import FILL
-from tests.factories.tiny import even_length_reward, run
+from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward, partly_learnable_reward
-from trl_dataeff import DataEfficientGRPOTrainer, compat
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.utils import UserError
 
 
 class GoldAnswers:
@@ -156,8 +157,7 @@ def test_a_subclass_does_what_it_does_in_trl_with_the_compact_update_alone(patte
     ours = run(
         tmp_path / "b", named("Our", pattern, DataEfficientGRPOTrainer), **{**options, **OFF, "compact_update": True}
     )
-    for (name, a), (_, b) in zip(reference.model.named_parameters(), ours.model.named_parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert_close(reference, ours)
 
 
 def test_rows_of_a_data_collator_that_is_set_afterwards_are_those_of_trl_with_everything_off(tmp_path):
@@ -255,6 +255,7 @@ def test_a_subclass_that_does_not_read_the_state_of_a_run_is_told_before_it_trai
             pass
 
     options = {**OPTIONS, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    options |= {"selection": "dots"}
     run(tmp_path, OwnOptimizerState, **options)
     calls = []
 
@@ -268,30 +269,51 @@ def test_a_subclass_that_does_not_read_the_state_of_a_run_is_told_before_it_trai
     assert not calls
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        ChangedBefore,
-        OtherListBefore,
-        ChangedInPrepareInputs,
-        ChangedInTrainingStep,
-        ChangedInBatchSamples,
-        OwnSampler,
-        OwnDataloader,
-    ],
-)
-def test_rows_that_selection_does_not_use_are_named_once(pattern, tmp_path, caplog_transformers):
+def test_a_subclass_that_does_not_read_the_state_of_a_run_resumes_as_with_trl_with_everything_off(tmp_path):
+    class OwnOptimizerState:
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            pass
+
+    trainers = []
+    for name, base in (("a", GRPOTrainer), ("b", DataEfficientGRPOTrainer)):
+        trainer_class = named(name, OwnOptimizerState, base)
+        options = {**OPTIONS, "save_strategy": "steps", "save_steps": 2}
+        run(tmp_path / name, trainer_class, **{**options, "max_steps": 2})
+        trainers.append(run(tmp_path / name, trainer_class, **{**options, "max_steps": 5}, resume=True))
+    assert_identical(*trainers, least=60)
+
+
+@pytest.mark.parametrize("pattern", [ChangedInBatchSamples, OwnSampler, OwnDataloader])
+def test_an_order_that_selection_does_not_use_is_named_once(pattern, tmp_path, caplog_transformers):
     options = {**OPTIONS, "selection": "dots", "replay": "fill", "max_steps": 3}
     trainer = run(tmp_path, named("Our", pattern, DataEfficientGRPOTrainer), **options)
-    (found,) = messages(caplog_transformers, "are not trained on")
-    method = next(name for name in vars(pattern) if name.strip("_")[:3] in ("gen", "pre", "get", "tra"))
+    (found,) = messages(caplog_transformers, "does not decide which prompts are trained on")
+    (method,) = [name for name in vars(pattern) if "get_" in name]
     assert f"`{method}`" in found
     assert all_finite(trainer)
 
 
-def test_a_subclass_that_changes_no_rows_is_not_warned(tmp_path, caplog_transformers):
-    run(tmp_path, named("Our", GoldAnswers, DataEfficientGRPOTrainer), **OPTIONS, selection="dots", replay="fill")
-    assert not messages(caplog_transformers, "are not trained on")
+def test_a_sampler_that_is_set_on_the_instance_is_named_once_with_selection(tmp_path, caplog_transformers):
+    class SetsSampler(DataEfficientGRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            self._get_train_sampler = lambda dataset=None: range(24)
+            super().__init__(*args, **kwargs)
+
+    run(tmp_path, SetsSampler, **OPTIONS, selection="dots", train=False)
+    (found,) = messages(caplog_transformers, "does not decide which prompts are trained on")
+    assert "`_get_train_sampler`" in found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields"),
+    [
+        (GoldAnswers, {"selection": "dots", "replay": "fill"}),
+        (OwnSampler, {}),
+    ],
+)
+def test_a_subclass_is_not_warned_of_an_order_that_nothing_replaces(pattern, fields, tmp_path, caplog_transformers):
+    run(tmp_path, named("Our", pattern, DataEfficientGRPOTrainer), **{**OPTIONS, **fields, "max_steps": 2})
+    assert not messages(caplog_transformers, "does not decide which prompts are trained on")
 
 
 @pytest.mark.parametrize("settings", [{"selection": "dots", "replay": "fill"}, {"compact_update": True}, {}])
@@ -347,85 +369,28 @@ class ReplacesGeneration:
         return vars(GRPOTrainer)["_generate_and_" + "score_completions"](self, inputs)
 
 
-def test_a_copy_of_trls_method_is_told_that_nothing_is_selected(tmp_path, caplog_transformers):
-    options = {"rewards": partly_learnable_reward, "max_steps": 4}
+@pytest.mark.parametrize("fields", [{"selection": "dots"}, {"replay": "fill"}, {"max_rollout_rounds": 3}])
+def test_a_copy_of_trls_method_with_selection_or_replay_is_an_error_before_the_first_update(fields, tmp_path):
+    trainer_class = named("Our", ReplacesGeneration, DataEfficientGRPOTrainer)
+    trainer = run(tmp_path, trainer_class, train=False, rewards=partly_learnable_reward, max_steps=4, **fields)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(UserError, match="OurReplacesGeneration selects no prompts"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("compact_update", [True, False])
+def test_a_copy_of_trls_method_trains_as_in_trl_with_everything_off(compact_update, tmp_path, caplog_transformers):
+    options = {"rewards": partly_learnable_reward, "max_steps": 4, "optim": "sgd", "learning_rate": 0.1}
     reference = run(tmp_path / "a", GRPOTrainer, **options)
-    ours = run(
-        tmp_path / "b",
-        named("Our", ReplacesGeneration, DataEfficientGRPOTrainer),
-        replay="fill",
-        **options,
-    )
-    assert history(reference.state.log_history) == history(
-        [{k: v for k, v in log.items() if not k.startswith("dataeff/")} for log in ours.state.log_history]
-    )
-    assert len(messages(caplog_transformers, "does not call `super()`")) == 1
-    with pytest.raises(ValueError, match="DotsSelector cannot select prompts, because"):
-        run(tmp_path / "c", named("Our", ReplacesGeneration, DataEfficientGRPOTrainer), selection="dots", **options)
-
-
-class Methods:
-    """Each is called `_prepare_inputs` in its turn. Those whose names begin with `late` use rows afterwards only."""
-
-    def late_nothing(self, rows):
-        return super()._prepare_inputs(rows)
-
-    def late_by_keyword(self, rows):
-        batch = super()._prepare_inputs(generation_batch=rows)
-        return batch, len(rows)
-
-    def late_own_generation(self, rows):
-        return self._generate_and_score_completions(rows)
-
-    def late_without_name(self, *rows):
-        return super()._prepare_inputs(*rows)
-
-    def early_read(self, rows):
-        gold = [row["answer"] for row in rows]
-        return super()._prepare_inputs(rows), gold
-
-    def early_in_the_call(self, rows):
-        return super()._prepare_inputs([{**row} for row in rows])
-
-    def early_under_another_name(self, rows):
-        others = rows
-        return super()._prepare_inputs(others)
-
-    def early_after_evaluation(self, rows):
-        if not self.model.training:
-            return super()._prepare_inputs(rows)
-        text = """
-Begins further left.
-"""
-        rows[0]["prompt"] = text
-        return super()._prepare_inputs(rows)
-
-    def early_without_call(self, rows):
-        return {"prompt_ids": rows}
-
-
-@pytest.mark.parametrize("name", [name for name in vars(Methods) if not name.startswith("__")])
-def test_methods_that_use_rows_before_they_pass_them_on_are_found(name):
-    trainer_class = type("Own", (DataEfficientGRPOTrainer,), {"_prepare_inputs": vars(Methods)[name]})
-    found = compat.row_hooks(trainer_class, DataEfficientGRPOTrainer)
-    assert found == (["_prepare_inputs"] if name.startswith("early") else [])
-
-
-def test_a_lambda_is_taken_to_pass_rows_on():
-    """Its source may be a part of a statement."""
-    members = {"_prepare_inputs": lambda self, rows: [rows, GRPOTrainer._prepare_inputs(self, rows)]}
-    trainer_class = type("Own", (DataEfficientGRPOTrainer,), members)
-    assert compat.row_hooks(trainer_class, DataEfficientGRPOTrainer) == []
-
-
-def test_methods_below_ours_are_no_hooks(monkeypatch):
-    """Unsloth's class in the place of TRL's has its own, which decide nothing for a subclass."""
-
-    def get_train_dataloader(self):
-        raise NotImplementedError
-
-    monkeypatch.setattr(GRPOTrainer, "get_train_dataloader", get_train_dataloader)
-    assert compat.row_hooks(DataEfficientGRPOTrainer, DataEfficientGRPOTrainer) == []
+    trainer_class = named("Our", ReplacesGeneration, DataEfficientGRPOTrainer)
+    ours = run(tmp_path / "b", trainer_class, **options, compact_update=compact_update)
+    assert_close(reference, ours)
+    if not compact_update:
+        assert_identical(reference, ours, least=50)
+    assert not messages(caplog_transformers, "compact_update")
+    assert bool(logged(ours, "dataeff/update/tokens_saved")) == compact_update
 
 
 def test_rows_hold_what_a_rollout_func_returned_for_their_completions(tmp_path):
@@ -451,4 +416,4 @@ def test_rows_hold_what_a_rollout_func_returned_for_their_completions(tmp_path):
         "max_steps": 8,
     }
     trainer = run(tmp_path, ComparesFields, **options)
-    assert trainer.collector.counters["rollouts_replayed"]
+    assert trainer._dataeff_observer.counters["rollouts_replayed"]

@@ -246,7 +246,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             rows_dataset = self._remove_unused_columns(dataset, description="training")
         self._dataeff_rows.begin_run(rows_dataset, self.data_collator)
         observer = cast(Observer, self._dataeff_observer)
-        observer.begin_run(About(self._dataeff_selector.name, len(dataset), dataset_hash))
+        observer.begin_run(About(type(self._dataeff_selector).__name__, len(dataset), dataset_hash))
         is_resumed = checkpoint is not None
         embed = partial(
             embed_for,

@@ -160,7 +160,7 @@ def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, c
 def test_of_our_own_run(tmp_path):
     trainer = run(**options(tmp_path, selection="greso", max_rollout_rounds=4, rewards=mixed_reward))
     found = overall([tmp_path])
-    counts = trainer.collector.counters
+    counts = trainer._dataeff_observer.counters
     assert found["groups"] == counts["rollouts_generated"] // 4
     kinds = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["kind"]
     assert found["hard"] == pytest.approx((kinds == "hard").mean())

@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_logged(ours, plain):
     for metric in ("reward", "eval_reward", "loss"):
         logged = pd.DataFrame(trainer.state.log_history).groupby("step")[metric].mean().dropna().tolist()
         assert recorded.series(metric)[1].tolist() == logged, "means over the held-out datasets of a step"
-    counts = trainer.collector.counters
+    counts = trainer._dataeff_observer.counters
     assert recorded.last["rollouts"] == counts["rollouts_generated"]
     went = where_rollouts_went(recorded)
     assert went["replayed"] == counts["rollouts_replayed"] > 0
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_was_logged(ours, plain):
 def test_facts_are_what_happened(ours, plain):
     runs = [read_run(ours[0]), read_run(plain[0], rollouts_per_step=8)]
     own, other = map(facts, runs)
-    counts = ours[1].collector.counters
+    counts = ours[1]._dataeff_observer.counters
     assert (own["rollouts generated"], other["rollouts generated"]) == (f"{counts['rollouts_generated']:,}", "96")
     assert own["method"] == "DOTS selection"
     assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"

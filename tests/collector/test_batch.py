@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.factories.groups import make_group, visit
 from trl_dataeff.collector.batch import GenerationBatch, fill_batch, groups_missing
-from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
 from trl_dataeff.generation.recorder import GeneratedRound
+from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
@@ -393,14 +393,6 @@ def test_running_share_weighs_by_size_and_fades():
     assert share.value == pytest.approx(1.5 / 4)
     share.observe([visit(0, EASY)])
     assert share.value == pytest.approx(1.375 / 2)
-
-
-def test_with_everything_off_processes_may_share_a_group():
-    """As TRL's dataloader splits it: one group of four completions, two of them on each process."""
-    run = collector(0, selector=None, batch_groups=1, generates_before_trl=False, processes=Processes(1, 2))
-    batch = run.collect(lambda ids: GeneratedRound(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
-    assert prompts(batch.trained) == [-1]
-    assert batch.trained[0].success_rate == 0.5
 
 
 class TheSame(Selector):

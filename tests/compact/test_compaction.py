@@ -3,6 +3,7 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
@@ -19,24 +20,14 @@ from tests.factories.configurations import DYNAMIC, SHARE
 from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_model, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
-from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.compact.micro_batches import (
-    FACTOR,
-    FIRST_ROWS,
-    OVER_BATCH,
-    OVER_ROWS,
-    OVER_TOKENS,
-    PROMPT_OF_ROW,
-    UpdateCompactor,
-    can_skip_rows,
-    zero_advantage,
-)
-from trl_dataeff.compact.padding import RowLengths, forward_by_length
-from trl_dataeff.compact.exact import Parts
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.compact.check import Check
+from trl_dataeff.compact.exact import OVER_BATCH, OVER_ROWS, OVER_TOKENS, Parts, can_skip_rows
+from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, MicroBatchCompactor
+from trl_dataeff.compact.padding import RowLengths, forward_by_length, rows_with_gradient
 from trl_dataeff.compact.prompts import completions_alone
 
 
-NAN = float("nan")
 LOSSES = (*OVER_ROWS, *OVER_TOKENS, *OVER_BATCH)
 ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 MISALIGNED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
@@ -146,6 +137,40 @@ def test_what_a_subclass_changes(tmp_path, mixin):
     assert_same_weights(plain, ours)
 
 
+class ChangesSecond:
+    """The second micro-batch of each step gets other advantages, after its rows were exchanged with the first."""
+
+    def _compute_loss(self, model, inputs):
+        if self._step % 4 == 1:
+            inputs = {**inputs, "advantages": inputs["advantages"] * 2}
+        return super()._compute_loss(model, inputs)
+
+
+def test_a_micro_batch_that_was_changed_after_its_rows_were_exchanged_is_an_error(tmp_path):
+    trainer_class = type("Own", (ChangesSecond, DataEfficientGRPOTrainer), {})
+    with pytest.raises(RuntimeError, match=r"was changed since TRL made it.*compact_update=False"):
+        run(tmp_path, trainer_class, rewards=partly_learnable_reward, compact_update=True, **ACCUMULATED)
+
+
+class WithoutOurs:
+    """The loss is TRL's, without `super()`."""
+
+    def _compute_loss(self, model, inputs):
+        return GRPOTrainer._compute_loss(self, model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("mixin", "warning"),
+    [(Copies, None), (Scaled, "not as TRL has made them"), (WithoutOurs, "the loss of Own does not call")],
+)
+def test_an_update_that_is_trls_is_warned_of(tmp_path, mixin, warning, caplog_transformers):
+    trainer_class = type("Own", (mixin, DataEfficientGRPOTrainer), {})
+    run(tmp_path, trainer_class, rewards=partly_learnable_reward, compact_update=True, max_steps=3, **ACCUMULATED)
+    found = messages(caplog_transformers, "`compact_update`")
+    assert len(found) == (warning is not None)
+    assert all(warning in text for text in found)
+
+
 def test_with_tools(tmp_path):
     def reward(completions, **kwargs):
         return [float(len(completion) > 1) for completion in completions]
@@ -157,22 +182,90 @@ def test_with_tools(tmp_path):
     assert all((tensors["tool_mask"] < tensors["completion_mask"]).any() for tensors in ours.tensors)
 
 
+class Passes(TrainerCallback):
+    """
+    Notes what a trainer without methods of its own computes: a subclass's might read what is left out.
+
+    Attributes:
+        advantages: those of each generation batch, `(rows,)`.
+        in_loss: rows of each pass of the loss.
+        without_gradient: rows of each pass for old log-probs, and of those that check a micro-batch.
+    """
+
+    def __init__(self):
+        self.buffered = None
+        self.advantages = []
+        self.in_loss = []
+        self.without_gradient = []
+
+    def watch(self, trainer):
+        self.trainer = trainer
+        trainer.add_callback(self)
+        trainer.model.register_forward_pre_hook(self._count, with_kwargs=True)
+        check = trainer._dataeff_update.check
+        compare = check._compare
+
+        def uncounted(*args):
+            before = list(self.without_gradient)
+            result = compare(*args)
+            self.without_gradient = before
+            return result
+
+        check._compare = uncounted
+        return trainer
+
+    def _count(self, module, args, kwargs):
+        if "labels" in kwargs or kwargs.get("use_cache") is False:  # the latter below TRL 1.15
+            passes = self.in_loss if torch.is_grad_enabled() else self.without_gradient
+            passes.append(len(kwargs["input_ids"]))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.trainer._buffered_inputs is not self.buffered:
+            self.buffered = self.trainer._buffered_inputs
+            self.advantages.append(torch.cat([batch["advantages"] for batch in self.buffered]))
+
+
 @pytest.mark.parametrize("replay", ["off", "fill"])
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_rows_of_the_passes(tmp_path, loss_type, replay):
     """In the loss and before it. A row is skipped for its advantage, also in a group that has a gradient."""
     options = {"loss_type": loss_type, "replay": replay, "compact_update": True, **ACCUMULATED, "max_steps": 6}
-    trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, num_iterations=2, **options)
-    active = [tensors["advantages"] != 0 for tensors in trainer.tensors]
+    passes = Passes()
+    options |= {"rewards": partly_learnable_reward, "num_iterations": 2, "train": False}
+    passes.watch(run(tmp_path, **options)).train()
+    active = [advantages != 0 for advantages in passes.advantages]
     assert any(0 < rows.sum() < 4 for batch in active for rows in batch.view(-1, 4)), "whole groups alone are skipped"
-    passes = np.array(trainer.in_loss).reshape(3, 2, 4)  # batches, iterations, micro-batches
-    for counts, rows in zip(passes, active, strict=True):
+    in_loss = np.array(passes.in_loss).reshape(3, 2, 4)  # batches, iterations, micro-batches
+    for counts, rows in zip(in_loss, active, strict=True):
         n = int(rows.sum())
         assert counts[0].tolist() == counts[1].tolist()
         assert n <= counts[0].sum() <= n + 4  # of each micro-batch one row at least
         assert counts.min() >= 1
-    before = np.array(trainer.old_logps_rows)
-    assert before.sum() == sum(max(int(rows.sum()), 1) for rows in active)
+    assert sum(passes.without_gradient) == sum(max(int(rows.sum()), 1) for rows in active)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "_generate_and_score_completions",
+        "_prepare_inputs",
+        "training_step",
+        "compute_loss",
+        "_compute_loss",
+        "_get_per_token_logps_and_entropies",
+    ],
+)
+def test_a_subclass_that_may_read_old_log_probs_finds_those_of_all_rows(tmp_path, method):
+    def pass_on(self, *args, **kwargs):
+        return getattr(super(Own, self), method)(*args, **kwargs)
+
+    pass_on.__module__ = "elsewhere"
+    Own = type("Own", (DataEfficientGRPOTrainer,), {method: pass_on})
+    passes = Passes()
+    options = {"compact_update": True, "num_iterations": 2, "max_steps": 2, **ACCUMULATED}
+    passes.watch(run(tmp_path, Own, rewards=partly_learnable_reward, train=False, **options)).train()
+    assert sum(passes.without_gradient) == sum(map(len, passes.advantages)) == 16
+    assert sum(passes.in_loss) < 32
 
 
 @pytest.mark.parametrize(
@@ -225,6 +318,33 @@ def batch_of_rows(rng: np.random.Generator, rows: int, share: float, masked: boo
     return batch
 
 
+def split(joined: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Micro-batches of so many rows."""
+    batches = []
+    for start in range(0, len(joined["advantages"]), size):
+        batch = {}
+        for key, value in joined.items():
+            is_by_row = isinstance(value, torch.Tensor) and value.dim() > 0
+            batch[key] = value[start : start + size] if is_by_row else value
+        batches.append(batch)
+    return batches
+
+
+def accelerator(num_processes: int = 1, gather=lambda own: own) -> SimpleNamespace:
+    """That of the first of so many processes."""
+    device = torch.device("cpu")
+    return SimpleNamespace(device=device, gather=gather, num_processes=num_processes, is_main_process=True)
+
+
+def compact(
+    batches, parts, loss_type="dapo", accumulated=1, logps_of=None, *, check=None, processes=None, dealt=None
+) -> Compacted:
+    """A generation batch as the update computes it."""
+    processes = processes or accelerator()
+    compactor = MicroBatchCompactor(processes, check or Check(processes))
+    return compactor.compact(batches, parts, loss_type, accumulated, logps_of, dealt)
+
+
 def loss_of(batch: dict, loss_type: str) -> float:
     """TRL's loss of a micro-batch: a mean over its rows or tokens, or over `num_items_in_batch`."""
     used = batch["completion_mask"] * batch.get("tool_mask", 1)
@@ -237,13 +357,14 @@ def loss_of(batch: dict, loss_type: str) -> float:
         value = (each / used.sum(1).clamp(min=1)).mean()
     else:
         value = each.mean()
-    return float(value * batch.get(FACTOR, 1))
+    return float(value)
 
 
-def tokens_of(batch: dict) -> int:
+def tokens_of(micro_batch: MicroBatch) -> int:
     """Tokens that a pass computes."""
-    num_prompts = len(batch[FIRST_ROWS]) if FIRST_ROWS in batch else len(batch["prompt_ids"])
-    return num_prompts * batch["prompt_ids"].size(1) + batch["completion_ids"].numel()
+    inputs = micro_batch.inputs
+    num_prompts = len(inputs["prompt_ids"]) if micro_batch.shared is None else len(micro_batch.shared.first_rows)
+    return num_prompts * inputs["prompt_ids"].size(1) + inputs["completion_ids"].numel()
 
 
 def largest(batches: list[dict]) -> int:
@@ -268,11 +389,8 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
     no micro-batch is larger than TRL's, and processes keep step.
     """
     joined = batch_of_rows(np.random.default_rng(seed), parts * size, share, masked)
-    is_by_row = {key: isinstance(value, torch.Tensor) and value.dim() > 0 for key, value in joined.items()}
-    batches = [
-        {key: value[i : i + size] if is_by_row[key] else value for key, value in joined.items()}
-        for i in range(0, parts * size, size)
-    ]
+    batches = split(joined, size)
+    before = [dict(batch) for batch in batches]
     allowed = PARTS.without([*kept, *(["exchange"] if loss_type in OVER_TOKENS else [])])
     width = min(accumulated, parts)  # of an optimizer step, within which rows are exchanged
     if parts % width or accumulated % width or not allowed.exchange:
@@ -286,10 +404,12 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
             return own
         return torch.cat([own, torch.tensor(peak) if own.dim() == 1 else own])
 
-    compactor = UpdateCompactor(accumulated, Processes(0, 1 + bool(other), gather=gather))
-    compacted = compactor.compact(batches, allowed, loss_type)
-    assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
-    found = compacted.batches
+    compacted = compact(batches, allowed, loss_type, accumulated, processes=accelerator(1 + bool(other), gather))
+    for batch, unchanged in zip(batches, before, strict=True):
+        assert batch.keys() == unchanged.keys()
+        assert all(batch[key] is value for key, value in unchanged.items()), "TRL's own are not changed"
+    found = [micro_batch.inputs for micro_batch in compacted.micro_batches]
+    assert compacted.parts == allowed
     assert len(found) == parts
     for start in range(0, parts, width):
         own = slice(start, start + width)
@@ -302,31 +422,57 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         sizes = [len(batch["row"]) for batch in found[own]]
         assert other is None or max(sizes) - min(sizes) <= 1
         assert largest(found[own]) <= largest(batches[own])
-        before, after = ([loss_of(batch, loss_type) for batch in each[own]] for each in (batches, found))
-        assert sum(after) == pytest.approx(sum(before), abs=1e-5)
-    for batch in found:
-        rows = batch["row"]
-        assert batch["num_items_in_batch"] == 7
-        assert batch["none"] is None
-        for key, value in joined.items():
-            if not is_by_row[key]:
-                continue
-            left = key in ("prompt_ids", "prompt_mask")
-            columns = batch[key].size(-1) if value.dim() > 1 else 0
-            expected = value[rows]
-            if value.dim() > 1:
-                expected = expected[:, -columns:] if left else expected[:, :columns]
-            assert torch.equal(batch[key], expected), key
-        assert batch["prompt_mask"].sum() == joined["prompt_mask"][rows].sum(), "tokens of prompts were cut"
-        assert batch["completion_mask"].sum() == joined["completion_mask"][rows].sum(), "tokens were cut"
-        assert not allowed.left_padding or batch["prompt_mask"][:, 0].any()
-        assert not allowed.right_padding or batch["completion_mask"][:, -1].any() or columns_of(batch) == 1
-        if FIRST_ROWS in batch:
-            prompts = torch.cat([batch["prompt_ids"], batch["prompt_mask"]], 1)
-            assert torch.equal(prompts[batch[FIRST_ROWS]][batch[PROMPT_OF_ROW]], prompts)
+        expected = sum(loss_of(batch, loss_type) for batch in batches[own])
+        losses = [loss_of(each.inputs, loss_type) * float(each.factor) for each in compacted.micro_batches[own]]
+        assert sum(losses) == pytest.approx(expected, abs=1e-5)
+    for micro_batch, deal in zip(compacted.micro_batches, compacted.deals, strict=True):
+        assert micro_batch.inputs["row"].tolist() == deal.rows
+        assert (micro_batch.shared is not None) == deal.shares <= allowed.shared_prompts
+        check_cut(micro_batch, joined, allowed)
+    check_metric_weights(compacted.micro_batches, accumulated)
+    # As after a checkpoint within the generation batch
+    resumed = compact(batches, PARTS, loss_type, accumulated, dealt=(compacted.deals, compacted.parts))
+    assert [each.inputs["row"].tolist() for each in resumed.micro_batches] == [deal.rows for deal in compacted.deals]
+    assert [each.factor for each in resumed.micro_batches] == [each.factor for each in compacted.micro_batches]
     processes = 1 if other is None else 2
-    assert compacted.tokens == processes * sum(tokens_of(batch) for batch in found)
+    assert compacted.tokens == processes * sum(tokens_of(each) for each in compacted.micro_batches)
     assert compacted.tokens_of_trl == processes * parts * size * 9
+
+
+def check_cut(micro_batch: MicroBatch, joined: dict, allowed: Parts) -> None:
+    """Its tensors are those of its rows, what is cut is padding, and rows that share a prompt have the same."""
+    batch = micro_batch.inputs
+    rows = batch["row"]
+    assert batch.keys() == joined.keys()
+    assert batch["num_items_in_batch"] == 7
+    assert batch["none"] is None
+    for key, value in joined.items():
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            continue
+        expected = value[rows]
+        if value.dim() > 1:
+            columns = batch[key].size(-1)
+            expected = expected[:, -columns:] if key.startswith("prompt_") else expected[:, :columns]
+        assert torch.equal(batch[key], expected), key
+    assert batch["prompt_mask"].sum() == joined["prompt_mask"][rows].sum(), "tokens of prompts were cut"
+    assert batch["completion_mask"].sum() == joined["completion_mask"][rows].sum(), "tokens were cut"
+    assert not allowed.left_padding or batch["prompt_mask"][:, 0].any()
+    assert not allowed.right_padding or batch["completion_mask"][:, -1].any() or columns_of(batch) == 1
+    shared = micro_batch.shared
+    if shared is not None:
+        prompts = torch.cat([batch["prompt_ids"], batch["prompt_mask"]], 1)
+        assert torch.equal(prompts[shared.first_rows][shared.prompt_of_row], prompts)
+
+
+def check_metric_weights(micro_batches: list[MicroBatch], accumulated: int) -> None:
+    """TRL's plain mean over the micro-batches of a step is one over its tokens."""
+    length = min(accumulated, len(micro_batches))
+    for start in range(0, len(micro_batches), length):
+        of_step = micro_batches[start : start + length]
+        tokens = [int((each.inputs["completion_mask"] * each.inputs.get("tool_mask", 1)).sum()) for each in of_step]
+        values = np.arange(1.0, 1.0 + len(of_step))  # a mean over the tokens of each
+        found = np.mean([value * float(each.metric_weight) for value, each in zip(values, of_step, strict=True)])
+        assert found == pytest.approx(np.average(values, weights=tokens) if any(tokens) else values.mean(), rel=1e-6)
 
 
 def columns_of(batch: dict) -> int:
@@ -346,7 +492,7 @@ class Model:
         self.asked = []
 
     def logps_of(
-        self, batch: dict, *, scores_completions: bool = False, rounds_otherwise: bool = False
+        self, batch: dict, /, *, scores_completions: bool = False, shared=None, rounds_otherwise: bool = False
     ) -> torch.Tensor:
         self.asked.append(batch)
         logps = batch["completion_ids"].double() + self.effect_of_rounding * rounds_otherwise
@@ -355,9 +501,9 @@ class Model:
         if self.what == "right_padding":
             return logps + batch["completion_ids"].size(1)
         if self.what == "shared_prompts":
-            return logps + self.size * (FIRST_ROWS in batch)
+            return logps + self.size * (shared is not None)
         if self.what == "prompt_scores":
-            return logps + (scores_completions and FIRST_ROWS not in batch)
+            return logps + (scores_completions and shared is None)
         return logps + 1e-6 * torch.rand(logps.shape)
 
 
@@ -366,43 +512,45 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
     """Also where it matters in one micro-batch alone. Parts are checked until enough tokens were compared."""
     rng = np.random.default_rng(1)
     model = Model(what)
-    compactor = UpdateCompactor(4, Processes(), model_name="Tiny")
+    check = Check(accelerator(), model_name="Tiny")
     asked_before = []
     for _ in range(40):
         asked_before.append(len(model.asked))
-        joined = batch_of_rows(rng, 12, 0.7, False)
-        batches = [
-            {
-                key: value[i : i + 3] if isinstance(value, torch.Tensor) and value.dim() else value
-                for key, value in joined.items()
-            }
-            for i in range(0, 12, 3)
-        ]
-        compacted = compactor.compact(batches, PARTS, "dapo", model.logps_of)
-        widths = {(batch["prompt_ids"].size(1), batch["completion_ids"].size(1)) for batch in compacted.batches}
+        batches = split(batch_of_rows(rng, 12, 0.7, False), 3)
+        compacted = compact(batches, PARTS, "dapo", 4, model.logps_of, check=check)
+        found = compacted.micro_batches
+        widths = {(each.inputs["prompt_ids"].size(1), columns_of(each.inputs)) for each in found}
         if what == "left_padding":
             assert {prompt for prompt, _ in widths} == {4}
         if what == "right_padding":
             assert {completion for _, completion in widths} == {5}
         if what == "shared_prompts":
-            assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+            assert all(each.shared is None for each in found)
+        if what == "prompt_scores":
+            assert not any(each.scores_completions for each in found)
     assert asked_before[10] > 0
     assert asked_before[-1] == asked_before[-10], "parts are checked at each update"
     warnings = messages(caplog_transformers, "of Tiny by")
     assert len(warnings) == (what != "nothing")
-    assert compactor.checked(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
-    resumed = UpdateCompactor(4, Processes())
-    resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
-    assert resumed.checked(PARTS) == compactor.checked(PARTS)
+    assert not check.is_due
+    assert check.passed(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
+    assert resumed_check(check).passed(PARTS) == check.passed(PARTS)
 
 
-def check_sharing(model: Model, updates: int = 1, **options) -> UpdateCompactor:
-    """A compactor that saw a model in so many updates, with 36 tokens of completions that share a prompt in each."""
-    compactor = UpdateCompactor(1, Processes(), **options)
+def resumed_check(check: Check) -> Check:
+    """One that has gone through a checkpoint."""
+    resumed = Check(accelerator())
+    resumed.load_state_dict(json.loads(json.dumps(check.state_dict())))
+    return resumed
+
+
+def check_sharing(model: Model, updates: int = 1, **options) -> Check:
+    """The check of a model in so many updates, with 36 tokens of completions that share a prompt in each."""
+    check = Check(accelerator(), **options)
     batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
     for _ in range(updates):
-        compactor.compact(batches, IN_ORDER, "dapo", model.logps_of)
-    return compactor
+        compact(batches, IN_ORDER, logps_of=model.logps_of, check=check)
+    return check
 
 
 @pytest.mark.parametrize(
@@ -424,23 +572,22 @@ def test_what_counts_as_rounding_is_measured_on_the_model(
     """Sharing prompts changes the log-probs by 0.4 here, or by 1 where rounding does as much."""
     size = 0.4 if effect_of_rounding < 1 else 1.0
     model = Model("shared_prompts", effect_of_rounding, size)
-    compactor = check_sharing(model, 2, computed_in=computed_in)
-    assert compactor.kept.shared_prompts == is_kept
+    check = check_sharing(model, 2, computed_in=computed_in)
+    assert check.kept.shared_prompts == is_kept
     assert bool(messages(caplog_transformers, "switched off")) == (not is_kept)
 
 
 def test_a_difference_that_is_not_clear_needs_more_tokens(caplog_transformers):
     model = Model("shared_prompts", effect_of_rounding=0.1, size=0.3)
-    compactor = check_sharing(model, 1)
-    assert compactor.kept.shared_prompts
-    assert not compactor.checked(PARTS).shared_prompts
+    check = check_sharing(model, 1)
+    assert check.kept.shared_prompts
+    assert not check.passed(PARTS).shared_prompts
     assert not messages(caplog_transformers, "switched off")
-    resumed = UpdateCompactor(1, Processes())
-    resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
+    resumed = resumed_check(check)
     batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
-    compacted = resumed.compact(batches, IN_ORDER, "dapo", model.logps_of)
+    compacted = compact(batches, IN_ORDER, logps_of=model.logps_of, check=resumed)
     assert not resumed.kept.shared_prompts
-    assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+    assert all(each.shared is None for each in compacted.micro_batches)
 
 
 def test_widths_of_passes_are_multiples_of_what_trl_pads_to():
@@ -478,15 +625,15 @@ def micro_batches(prompt_lengths, completion_lengths, prompts, size=2) -> list[d
         "completion_mask": completion_mask,
         "advantages": torch.ones(len(prompts)),
     }
-    return [{key: value[i : i + size] for key, value in joined.items()} for i in range(0, len(prompts), size)]
+    return split(joined, size)
 
 
 IN_ORDER = PARTS.without(["exchange"])
 
 
-def logps_by_width(batch, **how):
+def logps_by_width(batch, /, *, shared=None, **how):
     """Those of a model whose log-probs depend on the padding of prompts, and on whether prompts are shared."""
-    value = batch["prompt_ids"].size(1) + 100.0 * (FIRST_ROWS in batch)
+    value = batch["prompt_ids"].size(1) + 100.0 * (shared is not None)
     return torch.full(batch["completion_ids"].shape, value)
 
 
@@ -503,29 +650,32 @@ def logps_by_width(batch, **how):
 )
 def test_each_part_is_checked_where_it_changes_what_is_computed(part, batches):
     others = {"left_padding", "shared_prompts"} - {part}
-    compactor = UpdateCompactor(1, Processes())
-    compacted = compactor.compact(batches, PARTS.without(["exchange", *others]), "dapo", logps_by_width)
-    assert not getattr(compactor.kept, part)
-    assert all(batch["prompt_ids"].size(1) == 8 for batch in compacted.batches)
-    assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+    check = Check(accelerator())
+    compacted = compact(batches, PARTS.without(["exchange", *others]), logps_of=logps_by_width, check=check)
+    assert not getattr(check.kept, part)
+    assert not getattr(compacted.parts, part)
+    assert all(each.inputs["prompt_ids"].size(1) == 8 for each in compacted.micro_batches)
+    assert all(each.shared is None for each in compacted.micro_batches)
 
 
 def test_nothing_counts_as_checked_where_all_completions_are_masked():
-    compactor = UpdateCompactor(1, Processes())
-    compactor.compact(micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
-    assert len(compactor.state_dict()["unchecked"]) == 4
-    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
-    assert not compactor.kept.left_padding
-    assert not compactor.kept.shared_prompts
+    check = Check(accelerator())
+    masked = micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3])
+    compact(masked, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
+    assert len(check.state_dict()["unchecked"]) == 4
+    whole = micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3])
+    compact(whole, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
+    assert not check.kept.left_padding
+    assert not check.kept.shared_prompts
 
 
 def test_what_was_checked_and_switched_off_survives_a_checkpoint():
-    checked = UpdateCompactor(1, Processes())
-    checked.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
-    resumed = UpdateCompactor(1, Processes())
-    resumed.load_state_dict(json.loads(json.dumps(checked.state_dict())))
-    assert resumed.kept == checked.kept != PARTS
-    assert resumed.checked(PARTS) == checked.checked(PARTS)
+    check = Check(accelerator())
+    batches = micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3])
+    compact(batches, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
+    resumed = resumed_check(check)
+    assert resumed.kept == check.kept != PARTS
+    assert resumed.passed(PARTS) == check.passed(PARTS)
 
 
 def fail_within_completions_alone(model):
@@ -543,10 +693,20 @@ def test_a_model_is_as_it_was_after_a_failure_in_the_loss():
 
 
 def test_micro_batches_keep_to_what_trl_pads_to(tmp_path):
-    options = {"pad_to_multiple_of": 8, "max_completion_length": 24, "steps_per_generation": 4}
-    trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, compact_update=True, max_steps=1, **options)
-    assert all(batch["prompt_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
-    assert all(batch["completion_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
+    """Also the passes over prompts that are computed once."""
+    options = {"pad_to_multiple_of": 8, "max_completion_length": 24, "steps_per_generation": 4, "max_steps": 3}
+    options |= {"compact_update": True, "rewards": partly_learnable_reward, "train": False}
+    trainer = run(tmp_path, **options)
+    widths = set()
+
+    def note(module, args):
+        if torch.is_grad_enabled():
+            widths.add(args[0].size(1))
+
+    trainer.model.get_input_embeddings().register_forward_pre_hook(note)
+    trainer.train()
+    assert len(widths) > 1, "nothing was cut"
+    assert all(width % 8 == 0 for width in widths)
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
@@ -557,35 +717,32 @@ def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_
         return torch.cat([own, own])
 
     joined = batch_of_rows(np.random.default_rng(0), 4, 0.5, False)
-    batches = [
-        {
-            key: value[i : i + 2] if isinstance(value, torch.Tensor) and value.dim() else value
-            for key, value in joined.items()
-        }
-        | {"num_images": [1, 1]}
-        for i in (0, 2)
-    ]
-    found = UpdateCompactor(2, Processes(0, 2, gather=gather)).compact(batches, PARTS, "dapo").batches
+    batches = [batch | {"num_images": [1, 1]} for batch in split(joined, 2)]
+    compacted = compact(batches, PARTS, "dapo", 2, processes=accelerator(2, gather))
     assert gathered[0].tolist() == [2, 2]
-    for before, after in zip(batches, found, strict=True):
-        assert after[FACTOR] == 1
-        assert all(after[key] is value for key, value in before.items())
+    assert compacted.tokens == compacted.tokens_of_trl == 2 * 4 * 9
+    for before, after in zip(batches, compacted.micro_batches, strict=True):
+        assert after.factor == 1
+        assert after.shared is None
+        assert not after.scores_completions
+        assert all(after.inputs[key] is value for key, value in before.items())
 
 
 @pytest.mark.parametrize(
-    ("rewards", "weights", "zero"),
+    ("advantages", "of_other", "rows"),
     [
-        ([[0], [1], [2], [1]], [1.0], [0, 1, 0, 1]),
-        ([[0.1], [0.1], [0.1], [0.1]], [0.3], [1, 1, 1, 1]),
-        ([[NAN], [1], [0], [NAN]], [1.0], [1, 0, 0, 1]),
-        ([[NAN], [NAN], [NAN], [NAN]], [1.0], [1, 1, 1, 1]),
-        ([[0, 2], [1, 0], [1, NAN], [0, 1]], [2.0, 1.0], [0, 0, 0, 0]),
-        ([[0, 2], [1, 0], [1, NAN], [2, -2]], [2.0, 1.0], [1, 1, 1, 1]),
+        ([0, 1, 0, -1], 0, [1, 3]),
+        ([0, 0, 0, 0], 0, [0]),  # a pass has a row
+        ([0, 1, 0, 0], 3, [0, 1, 2]),  # as many as another process has
+        ([[0, 0], [0, 1], [1, 1]], 1, [1, 2]),  # by token
     ],
 )
-def test_advantages_of_zero_are_known_before_trl_has_them(rewards, weights, zero):
-    found = zero_advantage(torch.tensor(rewards, dtype=torch.float32), torch.tensor(weights), 4)
-    assert found.tolist() == [bool(value) for value in zero]
+def test_rows_with_a_gradient(advantages, of_other, rows):
+    def gather(own):
+        return torch.cat([own, torch.tensor([of_other])])
+
+    found = rows_with_gradient(torch.tensor(advantages).float(), accelerator(2, gather))
+    assert found.tolist() == rows
 
 
 def experts_model(tokenizer):

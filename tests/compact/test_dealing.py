@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_dataeff.compact.dealing import Limits, deal_rows
-from trl_dataeff.compact.padding import RowLengths
 from trl_dataeff.compact.exact import Parts
+from trl_dataeff.compact.padding import RowLengths
 
 
 PARTS = Parts(

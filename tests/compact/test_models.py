@@ -23,10 +23,10 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
+from tests.compact.test_compaction import assert_same_weights
 from tests.factories.comparison import messages
 from tests.factories.tiny import logged, run, tiny_tokenizer
 from tests.factories.training import CountedRows
-from tests.update.test_compaction import assert_same_weights
 
 
 SIZES = {

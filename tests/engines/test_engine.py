@@ -9,12 +9,12 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from tests.compact.test_compaction import assert_same_weights
 from tests.factories.comparison import OFF, assert_identical, assert_same_end, history
 from tests.factories.configurations import FILL, SHARE
 from tests.factories.tiny import even_length_reward, logged
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import Checked, CountedRows, Watched, logp_differences, mixed_reward
-from tests.update.test_compaction import assert_same_weights
 from trl_dataeff import DataEfficientGRPOTrainer
 
 

@@ -79,7 +79,7 @@ def test_log_probs_of_sampler_and_training_agree_after_an_update(kind, train):
     assert max(logp_differences(trainer)) < 1e-3
     assert trainer.state.log_history[0]["grad_norm"] > 0
     assert trainer.batches[1].replayed
-    assert trainer.generated == trainer.collector.counters["rollouts_generated"]
+    assert trainer.generated == trainer._dataeff_observer.counters["rollouts_generated"]
 
 
 def test_without_the_reload_they_do_not(train):

@@ -49,6 +49,13 @@ def assert_identical(reference, ours, *, least: int = 100, has_gradient: bool = 
         assert (a == b).all(), name
 
 
+def assert_close(reference, ours, tolerance: float = 1e-5) -> None:
+    """The weights are equal up to rounding. For runs with plain SGD: Adam would make much of a rounding."""
+    assert reference.state.global_step == ours.state.global_step
+    for (name, a), (_, b) in zip(reference.model.named_parameters(), ours.model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def assert_same_end(a, b) -> None:
     """Two trainers that ended with the same weights, optimizer and selection state."""
     for (name, x), (_, y) in zip(a.model.named_parameters(), b.model.named_parameters(), strict=True):

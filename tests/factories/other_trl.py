@@ -9,6 +9,7 @@ import pytest
 import trl
 from trl import GRPOTrainer
 
+import trl_dataeff.compact.trainer
 import trl_dataeff.trainer
 
 
@@ -20,10 +21,16 @@ def changed_trl(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: st
 
 
 def ours_on(monkeypatch: pytest.MonkeyPatch, folder: Path, base: type[GRPOTrainer]) -> type[GRPOTrainer]:
-    """Our trainer as it is when `base` stands in the place of TRL's while it is imported, from a file in `folder`."""
+    """
+    Our trainer, both of its storeys, as it is when `base` stands in the place of TRL's while it is imported, from
+    files in `folder`.
+    """
     monkeypatch.setattr(trl, "GRPOTrainer", base)
+    source = inspect.getsource(trl_dataeff.compact.trainer)
+    lower = load(monkeypatch, f"trl_dataeff.compact_on_{base.__name__}", source, folder / "compact.py")
+    monkeypatch.setattr(trl_dataeff.compact, "CompactGRPOTrainer", lower.CompactGRPOTrainer)
     source = inspect.getsource(trl_dataeff.trainer)
-    return load(monkeypatch, "trl_dataeff.on_changed", source, folder / "ours.py").DataEfficientGRPOTrainer
+    return load(monkeypatch, f"trl_dataeff.on_{base.__name__}", source, folder / "ours.py").DataEfficientGRPOTrainer
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str, source: str, path: Path):

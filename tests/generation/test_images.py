@@ -133,6 +133,6 @@ def test_images_beside_plain_text_are_refused_before_the_model_is_loaded():
     dataset = picture_dataset()
     texts = [f"{i:02d}" for i in range(len(dataset))]
     dataset = dataset.remove_columns("prompt").add_column("prompt", texts)
-    args = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False)
+    args = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, selection="dots")
     with pytest.raises(UserError, match=r"`image`.*conversation"):
         DataEfficientGRPOTrainer("no/such-model", reward, args, dataset)

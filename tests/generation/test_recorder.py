@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,11 +57,10 @@ def test_rollouts_are_cut_by_group_and_handed_over_as_they_were(tool_mask):
 
 
 @pytest.mark.parametrize("rewards", [None, torch.zeros(1, 1)])
-def test_a_subclass_that_generates_or_scores_without_super_is_an_error(rewards):
+def test_what_was_not_generated_or_scored_is_no_round(rewards):
     recorder = RoundRecorder(end_tokens=set())
     recorder.rewards = rewards
-    with pytest.raises(RuntimeError, match=r"super\(\)"):
-        recorder.complete(Processes(), [Mock()])
+    assert recorder.complete(Processes()) is None
 
 
 @pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])
@@ -72,11 +70,17 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
     processes = Processes(0, 2, gather=lambda own: torch.cat([own, other]))
     recorder = RoundRecorder(end_tokens={9})
     generated = ([[1, 2], [1, 2, 3]], [torch.tensor([4, 5, 9]), [6]], tool_mask, ["a", "b"], None, {}, None, [])
-    assert recorder.generate(None, lambda prompts: generated, ["p", "q"]) == generated
     rewards = torch.tensor([[1.0], [0.0], [0.5], [float("nan")]])
-    assert recorder.calculate_rewards(lambda *args: rewards if args == (1, 2) else None, 1, 2) is rewards
+    trainer = SimpleNamespace(
+        _generate=lambda prompts: generated if prompts == ["p", "q"] else None,
+        _calculate_rewards=lambda *args: rewards if args == (1, 2) else None,
+    )
+    with recorder.recording(trainer):
+        assert trainer._generate(["p", "q"]) is generated
+        assert trainer._calculate_rewards(1, 2) is rewards
     rollouts = [make_group().rollouts]
-    done = recorder.complete(processes, rollouts)
+    recorder.rollouts = rollouts
+    done = recorder.complete(processes)
     assert done.lengths.tolist() == [3 if tool_mask is None else 2, 1, 5, 6]
     assert done.lengths.dtype == np.int32
     assert done.truncated.tolist() == [False, True, True, False]

@@ -9,9 +9,9 @@ import torch
 from tests.factories.configurations import SHARE
 from tests.factories.groups import make_group
 from tests.factories.training import Checked, Watched, dynamic
-from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.replay.correction import LossCorrection, LossOptions, behavior_ratio, correct
 from trl_dataeff.replay.logprobs import behavior_tensors, groups_in_batch
+from trl_dataeff.rollouts.distributed import Processes
 
 
 NAN = float("nan")
@@ -77,30 +77,26 @@ def correction(**options) -> LossCorrection:
 
 
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
-    old = torch.stack([torch.full((3,), NAN), PRESENT[1] - 0.1])  # the first row has skipped the pass for them
+    old = torch.stack([PRESENT[0], PRESENT[1] - 0.1])
     loss, inputs = correction(cap=1.2), micro_batch(old_per_token_logps=old)
-    loss.prepare(inputs, [], any_stale=False, rows_skipped=True)
     before = dict(inputs)
-    with loss.micro_batch(inputs, OPTIONS) as own:
-        loss.on_logps(PRESENT.clone().requires_grad_())
+    own, _ = loss.apply(inputs, PRESENT.clone().requires_grad_(), OPTIONS, has_new_ratio=False)
     assert inputs == before, "TRL uses its own again"
     torch.testing.assert_close(own["advantages"][0], 2 * torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
     torch.testing.assert_close(own["old_per_token_logps"], torch.stack([PRESENT[0], old[1]]))
     assert not any(own[name].requires_grad for name in ("advantages", "old_per_token_logps"))
-    assert loss.on_logps(PRESENT) == {}, "it is over"
 
 
 def test_the_effective_sample_size_is_that_of_all_processes():
     other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
     loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])), replays=True)
-    with loss.micro_batch(micro_batch(), OPTIONS):
-        metrics = loss.on_logps(PRESENT)
+    _, metrics = loss.apply(micro_batch(), PRESENT, OPTIONS, has_new_ratio=False)
     own = torch.tensor([-0.5, 0.5]).exp()
     assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
     assert metrics["replay/clipped_share"] == 1 / 4
     loss = correction(replays=True)
-    with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False])), OPTIONS):
-        assert np.isnan(list(loss.on_logps(PRESENT).values())).all(), "without replayed tokens"
+    _, metrics = loss.apply(micro_batch(replayed=torch.tensor([False, False])), PRESENT, OPTIONS, has_new_ratio=False)
+    assert np.isnan(list(metrics.values())).all(), "without replayed tokens"
 
 
 @pytest.mark.parametrize(("clip", "share"), [("proximal", 0), ("behavior", 3 / 5)])
@@ -116,8 +112,8 @@ def test_clipped_share(clip, share):
         replayed=torch.tensor([True, True]),
     )
     loss = correction(clip=clip, cap=1.2, replays=True)
-    with loss.micro_batch(inputs, OPTIONS):
-        assert loss.on_logps(PRESENT + np.log(1.1))["replay/clipped_share"] == pytest.approx(share)
+    _, metrics = loss.apply(inputs, PRESENT + np.log(1.1), OPTIONS, has_new_ratio=False)
+    assert metrics["replay/clipped_share"] == pytest.approx(share)
 
 
 REPLAY = {**SHARE, "max_rollout_rounds": 1}

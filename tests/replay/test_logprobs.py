@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tests.factories.groups import make_group
-from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
+from trl_dataeff.compact.sampler import sampling_metrics
 from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,
     exclude_masked,
     group_logps,
     groups_in_batch,
-    sampling_metrics,
 )
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
 
 
 NAN = float("nan")
@@ -166,7 +166,7 @@ def sampled(**fields) -> dict[str, float]:
         "importance_sampling_ratio": torch.tensor([[1.5, 1.0], [9.0, 0.0], [0.5, 7.0]]),
     }
     gather = fields.pop("gather", lambda own: own)
-    metrics = sampling_metrics(values | fields, Processes(gather=gather))
+    metrics = sampling_metrics(values | fields, gather, is_stale=(values | fields).get("replayed"))
     return {name.removeprefix("sampling/"): value for name, value in metrics.items()}
 
 
@@ -184,4 +184,4 @@ def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
     nothing = torch.full((5,), NAN)  # of a process without fresh rows
     assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token
     assert all(value != value for value in sampled(replayed=torch.ones(3, dtype=torch.bool)).values())
-    assert sampling_metrics({}, Processes()) == {}, "TRL has logged none"
+    assert sampling_metrics({}, lambda own: own) == {}, "TRL has logged none"

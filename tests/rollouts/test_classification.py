@@ -258,7 +258,7 @@ def test_a_function_that_is_only_logged_may_be_infinite(tmp_path, caplog_transfo
     weighted = {"rewards": [even_length_reward, surprise_reward], "reward_weights": [1.0, 0.0]}
     alone = run(tmp_path / "a", **options)
     both = run(tmp_path / "b", **options, **weighted)
-    assert both.collector.counters == alone.collector.counters
+    assert both._dataeff_observer.counters == alone._dataeff_observer.counters
     assert [log["grad_norm"] for log in both.state.log_history[:4]] == [
         log["grad_norm"] for log in alone.state.log_history[:4]
     ]

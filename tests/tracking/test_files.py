@@ -41,7 +41,7 @@ def test_every_logged_scalar_is_written_with_what_was_generated(tmp_path):
         assert {name: line[name] for name in log} == log
     generated = [line["rollouts"] for line in lines]
     assert generated == sorted(generated)
-    assert generated[-1] == trainer.collector.counters["rollouts_generated"]
+    assert generated[-1] == trainer._dataeff_observer.counters["rollouts_generated"]
     evaluation = next(line for line in lines if "eval_reward" in line)
     assert 0 < evaluation["rollouts"] < generated[-1]
     assert evaluation["dataeff/rollouts_generated"] == evaluation["rollouts"], "an x axis for held-out reward"
@@ -142,7 +142,7 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     assert "of the trained rollouts replayed" in card
     assert "dropped by dynamic sampling" in card
     assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
-    assert trainer.collector.counters["rollouts_replayed"] > 0
+    assert trainer._dataeff_observer.counters["rollouts_replayed"] > 0
     trainer.create_model_card(model_name=tmp_path.name)  # as `push_to_hub` does
     assert (tmp_path / "README.md").read_text() == card
     # One group in a batch: half of it rounds to none, so that no replay is claimed

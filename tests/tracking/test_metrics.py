@@ -5,19 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from trl import GRPOTrainer
 
 from tests.factories.configurations import DYNAMIC, FILL
 from tests.factories.groups import make_group
-from tests.factories.other_trl import changed_trl, ours_on
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
-from trl_dataeff import compat
-from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.tracking.metrics import METRICS, SELECTOR_PREFIX, group_metrics
-from trl_dataeff.replay.logprobs import sampling_metrics
 from trl_dataeff.utils import PREFIX
 
 
@@ -129,31 +123,6 @@ def test_functions_of_one_name_share_a_metric_of_what_is_generated(tmp_path):
     assert logs[-1]["dataeff/rollouts_replayed"] > 0
     for log in logs:
         assert log["rewards/<lambda>/mean"] == pytest.approx(log["reward"] / 2)
-
-
-def test_the_metrics_of_trl_that_are_replaced_are_listed_and_logged():
-    values = group_metrics([make_group()], ["{reward_func_name}"], np.float32([1]))
-    columns = ("importance_sampling_ratio", "old_per_token_logps", "sampling_per_token_logps", "completion_mask")
-    values |= sampling_metrics({column: torch.ones(1, 2) for column in columns}, Processes())
-    assert values.keys() == set(compat.REPLACED_METRICS)
-    assert compat.unlogged_metrics(GRPOTrainer) == []
-
-
-@pytest.mark.parametrize("name", ["reward", "rewards/{reward_func_name}/mean", "completions/mean_length"])
-def test_a_metric_that_trl_has_renamed_is_said_and_left_absent(name, tmp_path, monkeypatch):
-    other_trl = changed_trl(monkeypatch, tmp_path, old=f'"{name}"].append(', new=f'"renamed {name}"].append(')
-    assert compat.unlogged_metrics(other_trl) == [name]
-    with pytest.warns(UserWarning, match=re.escape(f"does not log `{name}`.")):
-        trainer_class = ours_on(monkeypatch, tmp_path, other_trl)
-    trainer = run(tmp_path, trainer_class, **BATCH, **DYNAMIC, replay="share", max_steps=4)
-    assert trainer.collector.counters["rollouts_replayed"] > 0
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert len(logs) == 4
-    logged_name = name.format(reward_func_name=even_length_reward.__name__)
-    for log in logs:
-        assert logged_name not in log
-        assert log[f"renamed {logged_name}"] is not None
-        assert log["reward_std"] is not None
 
 
 def test_the_documentation_lists_the_metrics_of_the_selectors():
