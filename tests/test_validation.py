@@ -7,11 +7,11 @@ import functools
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories.comparison import OFF, messages
+from tests.factories.comparison import messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
-from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
@@ -19,7 +19,8 @@ from trl_dataeff.utils import UserError
 from trl_dataeff.validation import (
     check_dataset,
     check_steps,
-    holds_whole_groups,
+    check_unchanged,
+    check_whole_groups,
     reserved_places,
     resolve_selector,
     unsupported_reason,
@@ -45,10 +46,10 @@ def build(dataset, selector=None, **fields):
 )
 def test_datasets_that_cannot_be_used(dataset, message):
     with pytest.raises(ValueError, match=message):
-        build(dataset, per_device_train_batch_size=16, num_generations=4)
+        build(dataset, per_device_train_batch_size=16, num_generations=4, selection="dots")
 
 
-@pytest.mark.parametrize("fields", [{"selection": "dots"}, {"selection": "uniform", "max_rollout_rounds": 3}, OFF])
+@pytest.mark.parametrize("fields", [{"selection": "dots"}, {"max_rollout_rounds": 3}, {"replay": "fill"}])
 def test_a_trainer_that_only_evaluates_needs_no_prompts_for_a_batch(tmp_path, fields):
     datasets = {"train_dataset": plain_dataset(3), "eval_dataset": plain_dataset(4)}
     trainer = run(tmp_path, train=False, trainer=datasets, per_device_train_batch_size=16, **fields)
@@ -88,12 +89,20 @@ def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fiel
         build(plain_dataset(), selector, **fields)
 
 
-def test_groups_that_processes_share_are_left_to_trl_or_rejected():
+def test_groups_that_processes_share_are_rejected():
     own = config(per_device_train_batch_size=12, num_generations=4)
-    assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
-    assert not holds_whole_groups(own, 2, trains_on_trls_groups=True)
+    for world_size in (1, 3):
+        check_whole_groups(own, world_size)
     with pytest.raises(UserError, match=r"\b2\b.*\b6\b.*\b4\b"):
-        holds_whole_groups(own, 2, trains_on_trls_groups=False)
+        check_whole_groups(own, 2)
+
+
+def test_fields_that_change_after_the_trainer_was_made_are_named():
+    made_with = {"replay": "fill", "selection": "dots"}
+    check_unchanged(made_with, config(**made_with))
+    check_unchanged(made_with, GRPOConfig("out", use_cpu=True, bf16=False))
+    with pytest.raises(UserError, match="`replay='off'` would have no effect: the trainer was made with 'fill'"):
+        check_unchanged(made_with, config(selection="dots"))
 
 
 def test_reference_rollouts_that_cannot_be_generated():
@@ -144,18 +153,20 @@ def judge(completions, anwser, **kwargs):
 )
 def test_arguments_of_a_reward_function_are_checked_before_anything_is_generated(tmp_path, function, named):
     with pytest.raises(ValueError, match=rf"`{function.__name__}`.*{named}.*`answer`"):
-        make_trainer(tmp_path, "off", rewards=function)
+        make_trainer(tmp_path, "off", rewards=function, selection="dots")
+    make_trainer(tmp_path, "off", rewards=function)  # TRL's own error comes once it calls the function
+    dataset = plain_dataset().map(lambda row: {"completions": "a"})
     with pytest.raises(ValueError, match="two values for `completions`"):
-        make_trainer(tmp_path, "off", trainer={"train_dataset": plain_dataset().map(lambda row: {"completions": "a"})})
+        make_trainer(tmp_path, "off", selection="dots", trainer={"train_dataset": dataset})
 
 
 def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform_are_no_mistake(tmp_path):
     def passed(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, answer, level=0):
         return [0.0] * len(completions)
 
-    train_briefly(tmp_path, "off", rewards=passed, max_steps=1)
+    train_briefly(tmp_path, "off", selection="dots", rewards=passed, max_steps=1)
     dataset = plain_dataset().with_transform(lambda rows: {**rows, "anwser": rows["answer"]})
-    train_briefly(tmp_path, "off", rewards=judge, max_steps=1, trainer={"train_dataset": dataset})
+    train_briefly(tmp_path, "off", selection="dots", rewards=judge, max_steps=1, trainer={"train_dataset": dataset})
 
 
 def test_a_decorated_reward_function_may_take_more_than_the_one_that_it_wraps(tmp_path):
@@ -166,15 +177,17 @@ def test_a_decorated_reward_function_may_take_more_than_the_one_that_it_wraps(tm
     def outer(**kwargs):
         return inner(kwargs["completion_ids"])
 
-    train_briefly(tmp_path, "off", rewards=outer, max_steps=1)
+    train_briefly(tmp_path, "off", selection="dots", rewards=outer, max_steps=1)
 
 
 def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog_transformers):
-    stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
-    options = {"max_steps": 3, **FILL}
-    trainer = run(tmp_path, Watched, trainer=stream, **options)
-    assert trainer.collector.buffer is None
-    assert [len(batch.generated) for batch in trainer.batches] == [2, 2, 2]
+    """It is TRL's own run then."""
+    options = {"max_steps": 3, "replay": "fill"}
+    streams = [{"train_dataset": plain_dataset().to_iterable_dataset()} for _ in range(2)]
+    reference = run(tmp_path / "a", GRPOTrainer, trainer=streams[0], max_steps=3)
+    ours = run(tmp_path / "b", trainer=streams[1], **options)
+    assert (ours.collector, ours.selector) == (None, None)
+    assert_identical(reference, ours, least=50)
     assert len(messages(caplog_transformers, "streaming")) == 1
 
 

@@ -107,9 +107,9 @@ def sampling_metrics(
         return {}
     old_logps = batch["old_per_token_logps"]
     ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
-    fresh = torch.ones(len(old_logps), 1, dtype=torch.bool, device=old_logps.device)  # (B, 1)
+    fresh = ~old_logps.isnan().all(1, keepdim=True)  # (B, 1)
     if is_stale is not None:
-        fresh = ~is_stale.unsqueeze(1)
+        fresh = fresh & ~is_stale.unsqueeze(1)
     fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
     difference = (old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens]
     ratio = ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens]

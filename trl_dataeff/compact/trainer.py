@@ -172,7 +172,8 @@ class CompactGRPOTrainer(GRPOTrainer):
 
     def _dataeff_ratio_is_due(self, inputs: Mapping[str, Any]) -> bool:
         """Whether the loss has to compute TRL's importance-sampling ratio, because TRL's pass was left out."""
-        return corrects_sampler(self) and "importance_sampling_ratio" not in inputs
+        leaves_out_passes = self._dataeff_update is not None
+        return leaves_out_passes and corrects_sampler(self) and "importance_sampling_ratio" not in inputs
 
     def _dataeff_on_logps(self, values: dict[str, Any], logps: torch.Tensor) -> dict[str, Any]:
         """
