@@ -60,7 +60,7 @@ def test_an_evaluation_is_trls(tmp_path):
 
 
 def imported_units(path: Path) -> set[str]:
-    """The modules of this package that a file imports, also within functions and for type checkers: `trl_dataeff.X`."""
+    """The units of this package that a file imports, also within functions and for type checkers."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

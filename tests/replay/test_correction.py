@@ -150,7 +150,7 @@ def reading_before(key: str, read=lambda inputs, key: inputs[key]) -> type[Watch
     class ReadsEarly(Watched):
         def _get_per_token_logps_and_entropies(self, *args, **kwargs):
             if torch.is_grad_enabled():  # in the loss
-                read(self._dataeff_correction._micro_batch, key)
+                read(self._dataeff_in_loss, key)
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     return ReadsEarly
