@@ -76,7 +76,7 @@ def test_private_names_of_the_trainer_stand_in_the_seam_alone():
     seam = {"compact", "generation", "replay", "trainer.py"}
     assert modules_with(r"(.*\.)?trainer\._[a-z]\w*") <= seam
     # These ask as well whether a subclass has a method of its own, by its name
-    assert modules_with(r"'_[a-z]\w*'") == {*seam, "compat.py", "collector", "validation.py"}
+    assert modules_with(r"'_[a-z]\w*'") <= {*seam, "compat.py", "collector", "validation.py"}
 
 
 def test_every_public_name_is_there_and_no_other():

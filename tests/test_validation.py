@@ -9,7 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories.comparison import messages
+from tests.factories.comparison import assert_identical, messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
