@@ -178,12 +178,9 @@ def test_fewer_prompts_than_a_generation_batch_takes_train_as_in_trl(compact_upd
         ("trl", GRPOTrainer, {}),
         ("ours", DataEfficientGRPOTrainer, {"compact_update": compact_update}),
     ):
-        try:
-            trainer = run(tmp_path / name, base, **{**SGD, **options}, **own)
-            outcomes.append((trainer.state.global_step, len(trainer.state.log_history)))
-        except Exception as error:
-            outcomes.append((type(error), str(error)))
-    assert outcomes[0] == outcomes[1]
+        trainer = run(tmp_path / name, base, **{**SGD, **options}, **own)
+        outcomes.append((trainer.state.global_step, len(trainer.state.log_history)))
+    assert outcomes[0] == outcomes[1] == (0, 1)
 
 
 def test_prompts_that_occur_twice_in_a_generation_batch_train_as_in_trl(compact_update, tmp_path):
@@ -194,22 +191,24 @@ def test_prompts_that_occur_twice_in_a_generation_batch_train_as_in_trl(compact_
 
 
 def test_empty_prompts_train_as_in_trl(compact_update, tmp_path):
-    """A row of each batch has no prompt of its own. The model needs one token, which the tokenizer gives."""
-    prompts = Dataset.from_dict({"prompt": ["", "01:1+2=", "02:1+1=", ""] * 4})
+    """Three, so that no batch of four prompts has nothing else."""
+    prompts = Dataset.from_dict({"prompt": ["", "", "", *plain_dataset(13)["prompt"]]})
     options = {"trainer": {"train_dataset": prompts}, "per_device_train_batch_size": 16, "rewards": odd_length_reward}
-    outcomes = []
+    assert_same(*run_both(tmp_path, compact_update, **options), compact_update)
+
+
+def test_prompts_that_trl_cannot_train_on_end_in_trls_error(compact_update, tmp_path):
+    options = {**SGD, "rewards": odd_length_reward}
+    errors = []
     for name, base, own in (
         ("trl", GRPOTrainer, {}),
         ("ours", DataEfficientGRPOTrainer, {"compact_update": compact_update}),
     ):
-        try:
-            outcomes.append(run(tmp_path / name, base, **{**SGD, **options}, **own))
-        except Exception as error:
-            outcomes.append((type(error), str(error)))
-    if isinstance(outcomes[0], tuple):
-        assert outcomes[0] == outcomes[1]
-    else:
-        assert_same(*outcomes, compact_update)
+        prompts = Dataset.from_dict({"prompt": [""] * 8})
+        with pytest.raises(RuntimeError, match="indices") as error:
+            run(tmp_path / name, base, **options, **own, trainer={"train_dataset": prompts})
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
 
 
 def odd_length_reward(completion_ids, **kwargs):

@@ -46,7 +46,7 @@ from trl_dataeff.generation import trl_state
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
 from trl_dataeff.generation.recorder import GeneratedRound, RoundRecorder, generate_rollouts
 from trl_dataeff.replay.correction import LossCorrection, LossOptions
-from trl_dataeff.replay.logprobs import compute_leftover_logps, forward_of, group_logps, logps_of_trls_pass
+from trl_dataeff.replay.logprobs import STALE, compute_leftover_logps, forward_of, group_logps, logps_of_trls_pass
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rows import ChosenRows, copy_of
@@ -462,6 +462,9 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         )
         record(self._metrics["train"], metrics)
         return values
+
+    def _dataeff_stale(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        return inputs.get(STALE)
 
     def _dataeff_check_gradient(self) -> None:
         """Before an optimizer step: whether the run does what its configuration says."""

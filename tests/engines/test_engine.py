@@ -2,6 +2,8 @@
 With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -158,6 +160,42 @@ def test_replayed_rows_keep_their_samplers_log_probs(with_engine, tmp_path):
     assert seen > 20
 
 
+class Private(DataEfficientGRPOTrainer):
+    """
+    Has no method that gets TRL's batch, so that TRL's pass for old log-probs may be left out.
+
+    Attributes:
+        without_gradient: rows of each pass for old log-probs.
+        prepared: each generation batch with the groups that its rows belong to, where groups are used again.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.without_gradient = []
+        self.prepared = []
+        self._is_comparing = False
+        self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+        if self._dataeff_correction is not None:
+            prepare = self._dataeff_correction.prepare
+            self._dataeff_correction.prepare = partial(self._note_prepared, prepare)
+
+    def _count(self, module, args, kwargs):
+        is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
+        if is_for_logps and not torch.is_grad_enabled() and not self._is_comparing:
+            self.without_gradient.append(len(kwargs["input_ids"]))
+
+    def _dataeff_logps_of_rows(self, *args, **kwargs):
+        self._is_comparing = True  # a micro-batch is computed several ways
+        logps = super()._dataeff_logps_of_rows(*args, **kwargs)
+        self._is_comparing = False
+        return logps
+
+    def _note_prepared(self, prepare, batch, groups, **kwargs):
+        metrics = prepare(batch, groups, **kwargs)
+        self.prepared.append((batch, groups))
+        return metrics
+
+
 MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -169,8 +207,8 @@ def test_the_ratio_that_the_loss_computes_is_trls(mode, with_engine, tmp_path, m
     options |= {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
     options |= {"optim": "sgd", "learning_rate": 0.3, "loss_type": "dr_grpo"}
     plain = with_engine(tmp_path / "a", GRPOTrainer, **options)
-    ours = with_engine(tmp_path / "b", CountedRows, **options, compact_update=True)
-    assert ours.old_logps_rows == []
+    ours = with_engine(tmp_path / "b", Private, **options, compact_update=True)
+    assert ours.without_gradient == []
     assert_same_weights(plain, ours, 1e-5)
     names = [f"sampling/importance_sampling_ratio/{statistic}" for statistic in ("min", "mean", "max")]
     names.append("sampling/sampling_logp_difference/max")
@@ -178,21 +216,46 @@ def test_the_ratio_that_the_loss_computes_is_trls(mode, with_engine, tmp_path, m
     found = np.array(logged(ours, *names))
     assert (np.abs(expected[:, :3] - 1) > 0.1).any()
     # Ours is over the rows that the update computes: those of groups with a gradient
-    whole = [all(group.effective for group in batch.generated) for batch in ours.batches]
+    whole = [share == 1 for (share,) in logged(ours, "dataeff/effective_ratio")]
     assert sum(whole) >= 2
     np.testing.assert_allclose(found[whole], expected[whole], rtol=1e-4, atol=1e-4)
 
 
-def test_what_the_mask_excluded_in_the_loss_stays_out_when_it_is_replayed(with_engine, tmp_path, monkeypatch):
+def test_a_subclass_that_may_read_the_ratio_finds_it(with_engine, tmp_path):
+    """TRL's pass is made for it."""
+    trainer = with_engine(tmp_path, CountedRows, rewards=even_length_reward, compact_update=True, max_steps=2)
+    assert sum(trainer.old_logps_rows) == 2 * 8
+    assert all("importance_sampling_ratio" in tensors for tensors in trainer.tensors)
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_metrics_of_the_ratio_that_the_loss_computes_are_over_fresh_rows(synced, with_engine, tmp_path, monkeypatch):
+    """The sampler of replayed rows was another policy. Over them, a sync that works would look as if it did not."""
+    if not synced:
+        monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
+    options = {**REPLAY, "compact_update": True, "learning_rate": 1e-2}
+    trainer = with_engine(tmp_path, Private, **options)
+    assert trainer.without_gradient == []
+    assert any(batch["replayed"].any() for batch, _ in trainer.prepared if "replayed" in batch)
+    names = ("importance_sampling_ratio/min", "importance_sampling_ratio/max", "sampling_logp_difference/max")
+    metrics = np.array(logged(trainer, *(f"sampling/{name}" for name in names)))
+    assert np.allclose(metrics, [1, 1, 0], atol=[1e-3, 1e-3, 1e-4]) == synced
+
+
+@pytest.mark.parametrize("trainer_class", [Private, Watched])
+def test_what_the_mask_excluded_stays_out_when_it_is_replayed(trainer_class, with_engine, tmp_path, monkeypatch):
+    """In the loss, or in TRL's pass where a subclass may read what that computes."""
     monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
     options = {**FILLED, "vllm_importance_sampling_clip_max": 1.01, "vllm_importance_sampling_clip_min": 0.99}
-    trainer = with_engine(tmp_path, Watched, **options, learning_rate=1e-2, max_steps=12)
+    noting = type("Noting", (trainer_class, Private), {}) if trainer_class is Watched else Private
+    trainer = with_engine(tmp_path, noting, **options, learning_rate=1e-2, max_steps=12)
+    in_loss = trainer_class is Private
     seen = 0
-    for batch, tensors in zip(trainer.batches, trainer.tensors):
-        rows = tensors["advantages"].view(len(batch.trained), -1)
-        for group, advantages in zip(batch.trained, rows):
-            if batch.origins[group] == "replayed":
-                excluded = torch.tensor(group.rollouts.excluded)
-                assert not advantages[excluded].any()
+    for batch, groups in trainer.prepared:
+        assert ("importance_sampling_ratio" in batch) == (not in_loss)
+        for member in groups:
+            if member.origin == "replayed":
+                excluded = torch.tensor(member.rollouts.excluded)
+                assert not batch["advantages"][member.rows][excluded].any()
                 seen += int(excluded.sum())
     assert seen > 3

@@ -18,14 +18,15 @@ from trl_dataeff.utils import PREFIX
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
 BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward}
 REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_replayed"}
-#: Settings, and metrics that they do not have
 UPDATE = {name for name in METRICS if name.startswith("update/")}
+COLLECTED = {"rounds", "time/selection_s"}  # where batches are not TRL's own
+#: Settings, and metrics that they do not have
 SETTINGS = {
     "everything": ({**BATCH, "replay": "share", **DYNAMIC, "selection": "dots", "compact_update": True}, set()),
     "selection and replay": ({**BATCH, **FILL, "selection": "dots"}, {"rounds"}),
-    "defaults": ({**BATCH, "compact_update": True}, {"rounds", *REPLAY}),
+    "defaults": ({**BATCH, "compact_update": True}, {*COLLECTED, *REPLAY}),
     "greso": ({"selection": "greso", **DYNAMIC}, REPLAY | UPDATE),
-    "off": ({}, {"rounds", *REPLAY, *UPDATE}),
+    "off": ({}, {*COLLECTED, *REPLAY, *UPDATE}),
 }
 
 

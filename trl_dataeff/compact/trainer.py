@@ -190,10 +190,15 @@ class CompactGRPOTrainer(GRPOTrainer):
         ratio_of = SamplerRatio.of(self)
         if ratio_of is not None and self._dataeff_ratio_is_due(values):
             values["importance_sampling_ratio"] = ratio_of.of_rows(values, logps.detach())
-            metrics = sampling_metrics({**values, "old_per_token_logps": logps.detach()}, self.accelerator.gather)
+            own_logps = {"old_per_token_logps": logps.detach()}
+            metrics = sampling_metrics({**values, **own_logps}, self.accelerator.gather, self._dataeff_stale(values))
             for name, value in metrics.items():
                 self._metrics["train"][name].append(value)
         return values
+
+    def _dataeff_stale(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """Rows of a micro-batch that an earlier policy sampled, bool `(B,)`; `None` if there are none."""
+        return None
 
     # TRL's passes without gradient
 
