@@ -205,7 +205,7 @@ def test_prompts_that_trl_cannot_train_on_end_in_trls_error(compact_update, tmp_
         ("ours", DataEfficientGRPOTrainer, {"compact_update": compact_update}),
     ):
         prompts = Dataset.from_dict({"prompt": [""] * 8})
-        with pytest.raises(RuntimeError, match="indices") as error:
+        with pytest.raises((IndexError, RuntimeError)) as error:
             run(tmp_path / name, base, **options, **own, trainer={"train_dataset": prompts})
         errors.append((error.type, str(error.value)))
     assert errors[0] == errors[1]

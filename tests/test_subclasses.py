@@ -417,3 +417,12 @@ def test_rows_hold_what_a_rollout_func_returned_for_their_completions(tmp_path):
     }
     trainer = run(tmp_path, ComparesFields, **options)
     assert trainer._dataeff_observer.counters["rollouts_replayed"]
+
+
+@pytest.mark.parametrize("settings", [{"selection": "dots"}, {"replay": "fill"}, {"max_rollout_rounds": 2}])
+def test_an_order_that_is_set_on_the_instance_is_named_where_it_has_no_effect(settings, tmp_path, caplog_transformers):
+    trainer = run(tmp_path, train=False, **{**OPTIONS, **settings, "max_steps": 1})
+    trainer._get_train_sampler = lambda dataset=None: [0] * 96
+    trainer.train()
+    (found,) = messages(caplog_transformers, "does not decide which prompts are trained on")
+    assert "`_get_train_sampler`" in found

@@ -233,6 +233,8 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         config = self._dataeff_config
         dataset = cast(Dataset, self.train_dataset)
         cast(LossCorrection, self._dataeff_correction).begin()
+        if self._dataeff_processes.is_main:
+            validation.warn_of_unused_order(self)
         validation.check_dataset(config, dataset, self.environment_factories, self._dataeff_selector)
         validation.check_size(config, dataset)
         dataset_hash = hash_same_prompts(dataset, self._dataeff_processes)

@@ -348,13 +348,13 @@ def warn_of_unsupported_parts(config: DataEfficientGRPOConfig, reason: str | Non
 
 
 def warn_of_unused_order(trainer: GRPOTrainer) -> None:
-    """Warn that prompts are selected, where a subclass or a script decides their order."""
+    """Warn that a selector chooses the prompts, where a subclass or a script decides their order."""
     names = [name for name in _ORDER_METHODS if has_own_method(trainer, name)]
     if names:
         logger.warning(
-            f"{listed(names)} of {type(trainer).__name__} does not decide which prompts are trained on: selection "
-            "does. `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1` train on the rows that "
-            "`GRPOTrainer` trains on."
+            f"{listed(names)} of {type(trainer).__name__} does not decide which prompts are trained on: with "
+            "selection, replay or several rounds, the selector does. `selection='uniform'`, `replay='off'` and "
+            "`max_rollout_rounds=1` train on the rows that `GRPOTrainer` trains on."
         )
 
 

@@ -206,7 +206,6 @@ def announce(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, plan: Plan, 
         return
     if plan.selects:
         validation.warn_of_small_batches(config)
-        validation.warn_of_unused_order(trainer)
     if plan.replays or plan.max_rounds > 1:
         warn_of_changing_rewards(trainer.reward_funcs)
     if plan.replays:
