@@ -87,7 +87,7 @@ MESSAGES_OF_RECIPES = [
     ("env: {A=B: 1}", "1: `env` has 'A=B': 1, which cannot be set (illegal environment variable name)"),
     ('env: {A: "\\0"}', "1: `env` has 'A': '\\x00', which cannot be set (embedded null byte)"),
     ("num_processes: four", "1: `--num_processes`: invalid int value: 'four'."),
-    ("num_processes: 0", "1: `num_processes` is 0; it takes an integer in [1, inf)"),
+    ("num_processes: 0\ngeneration_batch_size: 8", "1: `num_processes` is 0; it takes an integer in [1, inf)"),
     ("accelerate_config: zero9", "1: `--accelerate_config`: Accelerate config zero9 is neither a file nor"),
     ("multi_gpu: 1", "1: `--multi_gpu`: ignored explicit argument '1'"),
     # what this package needs
