@@ -6,6 +6,6 @@ trains here or through `accelerate launch`. `console.py` shows the progress. For
 `trl_dataeff.cli.grpo` has `parse` and `train`.
 
 `parser.py` reads the command line, with the options of `options.py` and the help of `help.py`. `recipe_file.py` reads
-a YAML file, `recipe_values.py` gives its values to the parser, and `arguments.py` makes the configurations.
-`trl_fields.py` has what is known of TRL's fields.
+a YAML file, `recipe_values.py` gives its values to the parser, and `arguments.py` constructs the configurations,
+which say what they refuse.
 """

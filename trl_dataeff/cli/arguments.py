@@ -1,19 +1,19 @@
-"""Makes the arguments of a run from the values of all fields, and finds all that the configurations refuse."""
+"""Constructs the configurations of a run from the values of all fields, so that they say what they refuse."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from accelerate.utils import patch_environment
-from trl import DatasetMixtureConfig, ModelConfig
+from trl import DatasetMixtureConfig, ModelConfig, get_peft_config
 
-from trl_dataeff.cli.checks import problems_of_batches
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
-from trl_dataeff.cli.options import fields_in, grpo_parser
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError, listed
+from trl_dataeff.utils import UserError
 
 
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
@@ -34,82 +34,62 @@ class GRPOArguments(NamedTuple):
     dataset: DatasetMixtureConfig
 
 
-def make_arguments(
-    values: dict[str, Any], num_processes: int | None, wrong: set[str]
-) -> tuple[GRPOArguments | None, list[str]]:
+def make_arguments(values: dict[str, Any], num_processes: int | None) -> GRPOArguments:
     """
-    Make the arguments of a run, and find all that the configurations refuse. They themselves name only the first.
+    Construct the configurations of a run. No model and no data are loaded.
 
     Args:
         values (`dict[str, Any]`):
             All fields and their values.
         num_processes (`int` or `None`):
-            Processes that will train; `None`: those that are there, on this machine.
-        wrong (`set[str]`):
-            Fields whose values are known to be wrong.
+            Processes that will train, where the machine is not to be looked at; `None`: those that are there.
 
     Returns:
-        `tuple[GRPOArguments | None, list[str]]`: The arguments, with defaults for all fields that are wrong (`None` if
-            they cannot be made), and one message for each refusal.
+        [`GRPOArguments`]: The arguments of the run.
+
+    Raises:
+        UserError: If values are refused, with what each configuration says. Those of other libraries name the first
+            problem that they find.
     """
-    values = _with_defaults(values, wrong)
+    makers: list[Callable[[dict[str, Any]], Any]] = [
+        partial(_construct, DataEfficientGRPOScriptArguments),
+        partial(_training_configuration, num_processes),
+        _model_configuration,
+        partial(_construct, DatasetMixtureConfig),
+    ]
+    parts: list[Any] = []
     refusals: list[str] = []
-    if num_processes is not None:
-        refusals += problems_of_batches(values, num_processes)
-        wrong = wrong | fields_in(refusals)
-        values = _with_defaults(values, wrong)
-    while True:
+    for make in makers:
         try:
-            return _arguments(values, num_processes), refusals
+            parts.append(make(values))
         except UserError as error:
-            found = list(error.messages)
-        except RecursionError:
-            found = ["A value is nested too deeply."]
-        except OSError as error:  # of a file that a field names
-            names = [name for name, value in values.items() if value is not None and value == error.filename]
-            found = [f"{listed(names)}: {error}." if names else str(error)]
-        except (ValueError, TypeError, ImportError) as error:
-            found = [str(error)]
-        named = fields_in(found)
-        if named.isdisjoint(wrong):
-            refusals += found
-        if named <= wrong:
-            return None, refusals
-        wrong = wrong | named
-        values = _with_defaults(values, named)
+            refusals += error.messages
+        except ZeroDivisionError as error:
+            refusals.append(f"TRL divides by a batch or group size that is 0: {error}.")
+        except (ValueError, TypeError, ImportError, OSError) as error:
+            refusals.append(str(error))
+    if refusals:
+        raise UserError(*refusals)
+    return GRPOArguments(*parts)
 
 
-def _with_defaults(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return the values with the defaults of some fields."""
-    if not names:
-        return values
-    defaults = vars(grpo_parser().parse_args([]))
-    return values | {name: defaults[name] for name in names}
+def _construct(arguments_type: Any, values: dict[str, Any]) -> Any:
+    """Construct a dataclass from those values that are its fields."""
+    names = [argument.name for argument in fields(arguments_type) if argument.init]
+    return arguments_type(**{name: values[name] for name in names})
 
 
-def _arguments(values: dict[str, Any], num_processes: int | None) -> GRPOArguments:
-    """
-    Make the arguments of a run.
+def _model_configuration(values: dict[str, Any]) -> ModelConfig:
+    model: ModelConfig = _construct(ModelConfig, values)
+    get_peft_config(model)  # for what PEFT refuses. The quantization configuration needs bitsandbytes
+    return model
 
-    Args:
-        values (`dict[str, Any]`):
-            All fields and their values.
-        num_processes (`int` or `None`):
-            Processes that count, where the machine is not to be looked at; `None`: those that are there.
 
-    Returns:
-        [`GRPOArguments`]: The arguments.
-    """
-    if num_processes is None:
-        training = _make(DataEfficientGRPOConfig, values)
-    else:
-        training = _portable_configuration(values, num_processes)
-    return GRPOArguments(
-        _make(DataEfficientGRPOScriptArguments, values),
-        training,
-        _make(ModelConfig, values),
-        _make(DatasetMixtureConfig, values),
-    )
+def _training_configuration(num_processes: int | None, values: dict[str, Any]) -> DataEfficientGRPOConfig:
+    if num_processes is not None:
+        return _portable_configuration(values, num_processes)
+    training: DataEfficientGRPOConfig = _construct(DataEfficientGRPOConfig, values)
+    return training
 
 
 def _portable_configuration(values: dict[str, Any], num_processes: int) -> DataEfficientGRPOConfig:
@@ -121,14 +101,8 @@ def _portable_configuration(values: dict[str, Any], num_processes: int) -> DataE
     # Training reads everything once more, with its warnings. Where the environment names a rank, accelerate would make
     # the process group already here, for CPUs
     with warnings.catch_warnings(action="ignore"), patch_environment(LOCAL_RANK=-1, PMI_SIZE=1):
-        training: DataEfficientGRPOConfig = _make(Launched, values | MACHINE)
+        training: DataEfficientGRPOConfig = _construct(Launched, values | MACHINE)
     training.__class__ = DataEfficientGRPOConfig
     for name in MACHINE:
         setattr(training, name, values[name])
     return training
-
-
-def _make(arguments_type: Any, values: dict[str, Any]) -> Any:
-    """Make a dataclass of those values that are its fields."""
-    names = [argument.name for argument in fields(arguments_type) if argument.init]
-    return arguments_type(**{name: values[name] for name in names})

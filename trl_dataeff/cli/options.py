@@ -11,11 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_dataeff.cli.checks import how_to_list
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.help import DESCRIPTION, USAGE, GRPOParser, HelpFormatter
 from trl_dataeff.cli.recipe_file import words_of
-from trl_dataeff.cli.trl_fields import what_became_of
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import closest
 
@@ -68,17 +66,52 @@ def _config_file(name: str) -> str:
 
 
 @functools.cache
-def field_types() -> dict[str, set[Any]]:
-    """Return the types that each field takes, without their parameters: `{list, str}` for `list[str] | str`."""
+def _annotations() -> dict[str, tuple[Any, ...]]:
+    """Return the types that each field takes: `(list[str], str)` for `list[str] | str`."""
     types = {}
     for arguments_type in TYPES:
         hints = get_type_hints(arguments_type)
         for argument in fields(arguments_type):
             hint = hints[argument.name]
             is_union = get_origin(hint) in (Union, UnionType)
-            alternatives = get_args(hint) if is_union else (hint,)
-            types[argument.name] = {get_origin(alternative) or alternative for alternative in alternatives}
+            types[argument.name] = get_args(hint) if is_union else (hint,)
     return types
+
+
+@functools.cache
+def field_types() -> dict[str, set[Any]]:
+    """Return the types that each field takes, without their parameters: `{list, str}` for `list[str] | str`."""
+    return {
+        name: {get_origin(alternative) or alternative for alternative in alternatives}
+        for name, alternatives in _annotations().items()
+    }
+
+
+def lists_of_names() -> list[str]:
+    """Return the fields that take a list of texts."""
+    return [name for name, alternatives in _annotations().items() if list[str] in alternatives]
+
+
+def how_to_list(name: str, text: str) -> str:
+    """
+    Say how several values of a field are given.
+
+    Args:
+        name (`str`):
+            Name of the field.
+        text (`str`):
+            Values that are separated by semicolons, commas or spaces.
+
+    Returns:
+        `str`: A sentence, or an empty string if the text is a single value.
+    """
+    items = re.split(r"[\s;,]+", text)
+    if len(items) < 2:
+        return ""
+    in_recipe = f"in a recipe as a list (`{name}: [{', '.join(items)}]`)"
+    if str in field_types()[name]:  # the command line takes a single text
+        return f"Give several values {in_recipe}."
+    return f"Give several values with spaces between them (`--{name} {' '.join(items)}`), or {in_recipe}."
 
 
 def fields_in(messages: list[str]) -> set[str]:
@@ -97,11 +130,10 @@ def has_option(parser: argparse.ArgumentParser, name: str) -> bool:
 
 
 def unknown_field(name: str, launcher: argparse.ArgumentParser) -> str:
-    """Return the message for an unknown field, with what became of it, or the names that come closest."""
+    """Return the message for an unknown field, with the names that come closest."""
     launch_options = vars(launcher.parse_args([SCRIPT]))
     known = [*field_types(), *launch_options, "accelerate_config", "env"]
-    advice = what_became_of(name) or closest(name, known)
-    return f"`{name}` is an unknown field.{advice}"
+    return f"`{name}` is an unknown field.{closest(name, known)}"
 
 
 def wrong_value(option: str, error: argparse.ArgumentError) -> str:

@@ -1,6 +1,6 @@
 """
-Reads the command line of `trl-dataeff grpo` and the recipe that it names. The command line overrides the recipe. All
-that is wrong is named at once, with file and line where the recipe is to blame.
+Reads the command line of `trl-dataeff grpo` and the recipe that it names. The command line overrides the recipe.
+Problems that are known at once are named at once, with file and line where the recipe is to blame.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -27,8 +26,6 @@ from trl_dataeff.cli.options import (
 )
 from trl_dataeff.cli.recipe_file import Recipe, read_recipe, words_of
 from trl_dataeff.cli.recipe_values import apply_recipe
-from trl_dataeff.cli.trl_fields import refused_values
-from trl_dataeff.config import problems_of_fields
 from trl_dataeff.utils import UserError, number_problem
 
 
@@ -70,7 +67,8 @@ def read(argv: list[str], portable: bool = False) -> Command:
     parsed = _parse_command(argv)
     recipe = parsed.recipe
     values = vars(parsed.fields)
-    problems = [*parsed.problems, *map(recipe.located, _refused(values))]
+    problems = list(parsed.problems)
+    problems += map(recipe.located, [*problems_of_lists(values), *problems_of_json(values)])
     num_processes: int | None = None
     if portable:
         try:
@@ -79,9 +77,15 @@ def read(argv: list[str], portable: bool = False) -> Command:
             problems.append(recipe.located(str(error)))
             num_processes = 1
     wrong = fields_in(problems)
-    arguments, refusals = make_arguments(values, num_processes, wrong)
-    if arguments is not None and not problems and not refusals:
-        return Command(arguments, parsed.launch_options, recipe)
+    defaults = vars(grpo_parser().parse_args([]))
+    values = values | {name: defaults[name] for name in wrong}
+    refusals: tuple[str, ...] = ()
+    try:
+        arguments = make_arguments(values, num_processes)
+        if not problems:
+            return Command(arguments, parsed.launch_options, recipe)
+    except UserError as error:
+        refusals = error.messages
     possible = [*refusals, *problems_of_values(values)]
     independent = [message for message in possible if wrong.isdisjoint(words_of(message))]
     raise UserError(*sorted([*problems, *map(recipe.located, independent)], key=recipe.line_of))
@@ -136,17 +140,6 @@ def _parse_command(argv: list[str]) -> _Parsed:
         raise UserError(f"{first!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
     overridden = {name.replace("-", "_") for name in given}
     return _Parsed(namespace, launch, launch_options, recipe.overridden_by(overridden), problems)
-
-
-def _refused(values: dict[str, Any]) -> Iterator[str]:
-    """Find values that are wrong by themselves: of TRL's fields and of those of this package."""
-    yield from refused_values(values)
-    yield from problems_of_lists(values)
-    yield from problems_of_json(values)
-    own = argparse.Namespace(**values)
-    if isinstance(own.selector_args, str):
-        own.selector_args = None  # JSON text, which becomes a mapping later
-    yield from problems_of_fields(own)
 
 
 def _num_processes(launch: argparse.Namespace, use_cpu: bool) -> int:

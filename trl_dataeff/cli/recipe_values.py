@@ -17,11 +17,6 @@ from trl_dataeff.cli.recipe_file import Recipe
 from trl_dataeff.utils import UserError, closest, listed
 
 
-#: Keys that no recipe has, by which configurations of accelerate and of DeepSpeed are known
-ACCELERATE_KEYS = frozenset({"compute_environment", "distributed_type"})
-DEEPSPEED_KEYS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
-
-
 class Applied(NamedTuple):
     """
     What [`apply_recipe`] finds.
@@ -49,21 +44,17 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
 
     Returns:
         [`Applied`]: The options of `accelerate launch` that the recipe gives, and what is wrong with it.
-
-    Raises:
-        UserError: If the file is a configuration of accelerate or of DeepSpeed.
     """
-    _check_is_recipe(recipe)
     defaults: dict[str, Any] = {}
     launch_options: list[str] = []
     problems: list[str] = []
     for name, value in recipe.values.items():
         try:
-            problems_of_entries: list[str] = []
+            unknown_keys: list[str] = []
             if name == "datasets" and isinstance(value, list):
-                problems_of_entries += _problems_of_datasets(recipe, value)
-            if problems_of_entries:
-                problems += problems_of_entries
+                unknown_keys += _unknown_keys_of_datasets(recipe, value)
+            if unknown_keys:
+                problems += unknown_keys
             elif name in field_types():
                 defaults[name] = _field_value(parser, name, value)
             elif name == "env":
@@ -80,33 +71,18 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
     return Applied(launch_options, problems)
 
 
-def _check_is_recipe(recipe: Recipe) -> None:
-    """Raise a [`UserError`] for a configuration of accelerate or of DeepSpeed."""
-    if not ACCELERATE_KEYS.isdisjoint(recipe.values):
-        raise UserError(
-            f"{recipe.path}: a configuration of accelerate, not a recipe. Give it as "
-            f"`--accelerate_config {recipe.path}`, beside `--config RECIPE`."
-        )
-    if not DEEPSPEED_KEYS.isdisjoint(recipe.values):
-        raise UserError(
-            f"{recipe.path}: a configuration of DeepSpeed, not a recipe. Name it in a recipe, as "
-            f"`deepspeed: {recipe.path}`."
-        )
-
-
-def _problems_of_datasets(recipe: Recipe, entries: list[Any]) -> Iterator[str]:
-    """Find unknown and missing keys in the entries of a mixture (`datasets`)."""
+def _unknown_keys_of_datasets(recipe: Recipe, entries: list[Any]) -> Iterator[str]:
+    """Find unknown keys in the entries of a mixture (`datasets`)."""
     known = [argument.name for argument in fields(DatasetConfig)]
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
             continue
-        unknown = [key for key in entry if key not in known]
-        for key in unknown:
+        for key in entry:
+            if key in known:
+                continue
             at = recipe.at(f"datasets[{index}].{key}")
             hint = closest(str(key), known)
             yield f"{at}`{key}` is an unknown key of `datasets`.{hint} Known are {listed(known)}."
-        if "path" not in entry and not unknown:
-            yield f"{recipe.at('datasets')}`datasets` has an entry without `path` (number {index + 1})."
 
 
 def _is_launch_key(launcher: argparse.ArgumentParser, name: str) -> bool:
