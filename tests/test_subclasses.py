@@ -293,17 +293,6 @@ def test_an_order_that_selection_does_not_use_is_named_once(pattern, tmp_path, c
     assert all_finite(trainer)
 
 
-def test_a_sampler_that_is_set_on_the_instance_is_named_once_with_selection(tmp_path, caplog_transformers):
-    class SetsSampler(DataEfficientGRPOTrainer):
-        def __init__(self, *args, **kwargs):
-            self._get_train_sampler = lambda dataset=None: range(24)
-            super().__init__(*args, **kwargs)
-
-    run(tmp_path, SetsSampler, **OPTIONS, selection="dots", train=False)
-    (found,) = messages(caplog_transformers, "does not decide which prompts are trained on")
-    assert "`_get_train_sampler`" in found
-
-
 @pytest.mark.parametrize(
     ("pattern", "fields"),
     [
