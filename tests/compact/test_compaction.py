@@ -22,7 +22,7 @@ from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.compact.check import Check
-from trl_dataeff.compact.exact import OVER_BATCH, OVER_ROWS, OVER_TOKENS, Parts, can_skip_rows
+from trl_dataeff.compact.exact import OVER_BATCH, OVER_ROWS, OVER_TOKENS, Parts, can_skip_rows, exact_parts
 from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, MicroBatchCompactor
 from trl_dataeff.compact.padding import RowLengths, forward_by_length, rows_with_gradient
 from trl_dataeff.compact.prompts import completions_alone
@@ -138,7 +138,7 @@ def test_what_a_subclass_changes(tmp_path, mixin):
 
 
 class ChangesSecond:
-    """The second micro-batch of each step gets other advantages, after its rows were exchanged with the first."""
+    """The second micro-batch of each step gets other advantages."""
 
     def _compute_loss(self, model, inputs):
         if self._step % 4 == 1:
@@ -146,10 +146,17 @@ class ChangesSecond:
         return super()._compute_loss(model, inputs)
 
 
+class ChangesBuffered(TrainerCallback):
+    def on_substep_end(self, *args, **kwargs):
+        self.trainer._buffered_inputs[1]["advantages"] *= 2
+
+
 def test_a_micro_batch_that_was_changed_after_its_rows_were_exchanged_is_an_error(tmp_path):
-    trainer_class = type("Own", (ChangesSecond, DataEfficientGRPOTrainer), {})
+    callback = ChangesBuffered()
+    options = {"rewards": partly_learnable_reward, "compact_update": True, **ACCUMULATED}
+    callback.trainer = run(tmp_path, train=False, trainer={"callbacks": [callback]}, **options)
     with pytest.raises(RuntimeError, match=r"was changed since TRL made it.*compact_update=False"):
-        run(tmp_path, trainer_class, rewards=partly_learnable_reward, compact_update=True, **ACCUMULATED)
+        callback.trainer.train()
 
 
 class WithoutOurs:
@@ -392,6 +399,8 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
     batches = split(joined, size)
     before = [dict(batch) for batch in batches]
     allowed = PARTS.without([*kept, *(["exchange"] if loss_type in OVER_TOKENS else [])])
+    if not allowed.prompt_scores:
+        allowed = allowed.without(["shared_prompts"])
     width = min(accumulated, parts)  # of an optimizer step, within which rows are exchanged
     if parts % width or accumulated % width or not allowed.exchange:
         width = 1
@@ -719,7 +728,7 @@ def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_
     joined = batch_of_rows(np.random.default_rng(0), 4, 0.5, False)
     batches = [batch | {"num_images": [1, 1]} for batch in split(joined, 2)]
     compacted = compact(batches, PARTS, "dapo", 2, processes=accelerator(2, gather))
-    assert gathered[0].tolist() == [2, 2]
+    assert gathered[1].tolist() == [2, 2]
     assert compacted.tokens == compacted.tokens_of_trl == 2 * 4 * 9
     for before, after in zip(batches, compacted.micro_batches, strict=True):
         assert after.factor == 1
@@ -770,3 +779,38 @@ def test_mixture_of_experts(tmp_path):
     assert any(batch.replayed for batch in replaying.batches)
     assert all(value > 0 for (value,) in logged(replaying, "aux_loss"))
     assert all_finite(replaying)
+
+
+class SkipsMicroBatches:
+    """Computes no loss of a micro-batch without a gradient, and weighs the others by their rewards."""
+
+    def _compute_loss(self, model, inputs):
+        if not inputs["advantages"].any():
+            return sum(p.sum() for p in model.parameters()) * 0
+        return super()._compute_loss(model, inputs) * (1 + inputs["advantages"].abs().sum())
+
+
+class ComputesTwice:
+    """Throws a batch away, and makes another."""
+
+    def _generate_and_score_completions(self, inputs):
+        super()._generate_and_score_completions(inputs)
+        return super()._generate_and_score_completions(inputs)
+
+
+@pytest.mark.parametrize("pattern", [SkipsMicroBatches, ComputesTwice, ChangesSecond])
+def test_a_subclass_that_decides_by_micro_batch_trains_as_in_trl(pattern, tmp_path, caplog_transformers):
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
+    options |= {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e9, "rewards": partly_learnable_reward}
+    plain = run(tmp_path / "a", type("Plain", (pattern, GRPOTrainer), {}), **options)
+    ours = run(tmp_path / "b", type("Ours", (pattern, DataEfficientGRPOTrainer), {}), compact_update=True, **options)
+    assert_same_weights(plain, ours)
+    assert any(log.get("dataeff/update/tokens_saved", 0) > 0 for log in ours.state.log_history)
+    assert not messages(caplog_transformers, "does not call `CompactGRPOTrainer")
+
+
+def test_nothing_is_left_out_of_a_loss_that_is_not_known(tmp_path):
+    trainer = run(tmp_path, train=False, compact_update=True)
+    assert exact_parts(trainer) != Parts.none()
+    trainer.loss_type = "of a later version"
+    assert exact_parts(trainer) == Parts.none()

@@ -187,7 +187,7 @@ class Check:
         tolerance = tolerance_of(evidence.rounding / evidence.tokens, self.computed_in)
         is_rounding = difference <= tolerance
         if evidence.tokens >= ENOUGH_TOKENS or difference > CLEAR * tolerance:
-            self._unchecked.remove(name)
+            self._unchecked.discard(name)
             del self._evidence[name]
             if not is_rounding:
                 self._switch_off(name, difference, tolerance)
@@ -195,6 +195,8 @@ class Check:
 
     def _switch_off(self, name: str, difference: float, tolerance: float) -> None:
         self.kept = self.kept.without([name])
+        if name == "prompt_scores":  # without which no prompts are shared
+            self._unchecked.discard("shared_prompts")
         if self.accelerator.is_main_process:
             logger.warning(
                 f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "

@@ -22,14 +22,15 @@ from trl_dataeff.compact.prompts import can_share_prompts
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
+#: Methods that get a micro-batch, and may do with its loss what they like
+_METHODS_OF_LOSS = ("training_step", "compute_loss", "_compute_loss")
+_METHODS_OF_GENERATION = ("_generate", "_generate_single_turn")
 #: Methods that get TRL's batch between its pass over it and the end of the loss
 _METHODS_WITH_BATCH = (
     "_generate_and_score_completions",
     "_prepare_inputs",
-    "training_step",
-    "compute_loss",
-    "_compute_loss",
     "_get_per_token_logps_and_entropies",
+    *_METHODS_OF_LOSS,
 )
 
 
@@ -82,6 +83,8 @@ def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None
         gradient_checkpointing (`bool`, *optional*): whether layers are computed again in the backward pass. By
             default, what holds for the trainer now.
     """
+    if trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH:
+        return Parts.none()  # it may depend on widths, too
     model = policy_of(trainer, trainer.model)
     if gradient_checkpointing is None:
         gradient_checkpointing = uses_checkpointing(trainer, model)
@@ -101,7 +104,7 @@ def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None
     )
     return Parts(
         zero_rows=can_skip_rows(trainer),
-        exchange=can_exchange_rows(trainer),
+        exchange=can_exchange_rows(trainer) and not handles_losses(trainer),
         left_padding=cuts_columns,
         right_padding=cuts_columns,
         shared_prompts=scores_completions and cuts_columns and not excludes_sharing and can_share_prompts(model),
@@ -129,6 +132,14 @@ def _averages_as_known(trainer: GRPOTrainer) -> bool:
     router_counts_rows = trainer.aux_loss_enabled  # of a mixture of experts
     selects_tokens = trainer.top_entropy_quantile != 1.0
     return known_loss and not (trainer._entropy_bonus_enabled or router_counts_rows or selects_tokens)
+
+
+def handles_losses(trainer: GRPOTrainer) -> bool:
+    """
+    Whether a subclass has a method of its own around the loss of a micro-batch. It may leave out or weigh the loss of
+    some of them, by their rows: then each has to be the loss of its own rows.
+    """
+    return any(has_own_method(trainer, name) for name in _METHODS_OF_LOSS)
 
 
 def has_gradient(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -228,12 +239,21 @@ def is_aligned(trainer: GRPOTrainer) -> bool:
 def is_batch_private(trainer: GRPOTrainer) -> bool:
     """
     Whether nobody else gets a batch between TRL's pass over it and the end of the loss: no subclass has a method of
-    its own on the way. Then what TRL alone reads may be filled in later.
+    its own on the way. Nor while it generates, where it may ask for log-probs. Then what TRL alone reads may be filled
+    in later.
     """
-    return not any(has_own_method(trainer, name) for name in _METHODS_WITH_BATCH)
+    if trainer.rollout_func is not None:
+        return False
+    # Of the class, since the methods are watched while TRL's pass runs
+    own_generation = any(_is_own(getattr(type(trainer), name)) for name in _METHODS_OF_GENERATION)
+    return not (own_generation or any(has_own_method(trainer, name) for name in _METHODS_WITH_BATCH))
 
 
 def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
     """Whether a subclass, or a script, has put a method in the place of TRL's, the Trainer's or ours."""
-    package = str(getattr(trainer, name).__module__).partition(".")[0]
+    return _is_own(getattr(trainer, name))
+
+
+def _is_own(method: Any) -> bool:
+    package = str(method.__module__).partition(".")[0]
     return package not in ("transformers", "trl", "trl_dataeff")

@@ -61,7 +61,7 @@ class Compacted:
 
     Attributes:
         micro_batches: one in the place of each of TRL's.
-        deals: which rows each of them has, see [`compact`].
+        deals: which rows each of them has.
         parts: what they leave out.
         tokens: tokens that a pass over them computes, of all processes.
         tokens_of_trl: tokens that TRL's pass would compute.
@@ -113,10 +113,10 @@ class MicroBatchCompactor:
             dealt (`tuple`, *optional*): the deals of a checkpoint that was written within this generation batch, and
                 what they leave out. By default rows are dealt now.
         """
-        allowed = self.check.kept & parts
         holds_list = any(isinstance(value, list) for value in batches[0].values())
-        if holds_list or "token_type_ids" in batches[0] or "mm_token_type_ids" in batches[0]:
-            allowed = Parts.none()
+        keeps_all = holds_list or "token_type_ids" in batches[0] or "mm_token_type_ids" in batches[0]
+        on_processes = self.accelerator.gather(torch.tensor([[keeps_all]], device=self.accelerator.device))
+        allowed = Parts.none() if on_processes.any() else _consistent(self.check.kept & parts)
         joined = batches[0] if holds_list else join(batches)
         lengths = None if holds_list else RowLengths.of(joined)
         if dealt is not None:
@@ -126,7 +126,7 @@ class MicroBatchCompactor:
             if logps_of is not None and self.check.is_due:
                 failed = self.check.failed(joined, lengths, deals, allowed, logps_of)
                 if failed:
-                    allowed = allowed.without(failed)
+                    allowed = _consistent(allowed.without(failed))
                     deals = self._deal(batches, joined, lengths, allowed, accumulated)
         if lengths is None:
             results = [dict(batch) for batch in batches]
@@ -223,6 +223,11 @@ class MicroBatchCompactor:
                 limits = Limits.of_trl(lengths, [range(first, first + rows_per_batch) for first in starts])
             deals += deal_rows(chosen, length, lengths, parts, multiple=self.multiple, limits=limits)
         return deals
+
+
+def _consistent(parts: Parts) -> Parts:
+    """The parts without those that need another: prompts are shared where completions alone are scored."""
+    return parts if parts.prompt_scores else parts.without(["shared_prompts"])
 
 
 def segment_length(num_batches: int, parts: Parts, accumulated: int) -> int:

@@ -57,6 +57,11 @@ class PresentBatch:
         return None
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether any row of this process has one."""
+        return any(bool(batch["advantages"].any()) for batch in self.buffered)
+
+    @property
     def next_position(self) -> int:
         """The place of the micro-batch behind the last one."""
         return (self.position + 1) % len(self.buffered)

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -38,7 +37,6 @@ from trl_dataeff.compact.update import CompactUpdate
 from trl_dataeff.utils import PREFIX
 
 
-logger = logging.get_logger(__name__)
 #: What TRL's `_get_per_token_logps_and_entropies` returns
 ForwardOutputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 #: Key of TRL's batch, bool `(B,)`: rows without a gradient, for which no old log-probs were computed
@@ -88,7 +86,7 @@ class CompactGRPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if self._dataeff_update is not None and self._buffered_inputs is not None:
-            self._dataeff_update.note(self._buffered_inputs)
+            self._dataeff_update.note(self._buffered_inputs, type(self).__name__)
         return inputs
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -206,7 +204,6 @@ class CompactGRPOTrainer(GRPOTrainer):
         update = self._dataeff_update
         if update is None or not self.model.training or self._is_vlm:  # images are not by row
             return super()._generate_and_score_completions(inputs)
-        update.expect(type(self).__name__)
         is_private = is_batch_private(self)
         leaves_out = is_private and corrects_sampler(self) and is_aligned(self)
         delays = is_private and not corrects_sampler(self) and exact_parts(self).zero_rows
@@ -230,6 +227,11 @@ class CompactGRPOTrainer(GRPOTrainer):
                 old_logps, _, _ = self._dataeff_logps_by_length(
                     super()._get_per_token_logps_and_entropies, self.model, *args, **kwargs, rows=rows
                 )
+        if "old_per_token_logps" not in batch:
+            raise RuntimeError(
+                "TRL's batch has no `old_per_token_logps`, though TRL computes old log-probs. Install a version of "
+                "TRL that this package is tested with."
+            )
         batch[WITHOUT_OLD_LOGPS] = old_logps.isnan().all(1)
         batch["old_per_token_logps"] = old_logps.nan_to_num(nan=0.0)
         return batch

@@ -59,24 +59,25 @@ class CompactUpdate:
         self._present: PresentBatch | None = None
         self._resumed: tuple[tuple[list[Deal], Parts], Circumstances] | None = None  # of a half-used batch
         self._advised_on_checkpointing = False
-        self._met_loss = True  # whether the last generation batch has met our loss
+        self._met_loss = False  # whether our loss has got a micro-batch of this run
         self._warned: set[str] = set()
 
     # The generation batch
 
-    def expect(self, trainer_name: str) -> None:
-        """Expect the micro-batches of a generation batch in the loss. Warns if those of the last one did not come."""
-        if not self._met_loss:
+    def note(self, buffered: list[dict[str, Any]], trainer_name: str) -> None:
+        """
+        Note the micro-batches that TRL has made. Later calls with the same ones do nothing. Warns if no loss of the
+        run has got one yet, though some had a gradient.
+        """
+        if self._present is not None and self._present.buffered is buffered:
+            return
+        has_gradient = self._present is not None and self._present.has_gradient
+        if has_gradient and not self._met_loss:
             self._warn_once(
                 f"`compact_update`: the loss of {trainer_name} does not call `CompactGRPOTrainer._compute_loss`, so "
                 "that the update is TRL's. If a subclass overrides the loss, let it call `super()._compute_loss`."
             )
-        self._met_loss = False
-
-    def note(self, buffered: list[dict[str, Any]]) -> None:
-        """Note the micro-batches that TRL has made. Later calls with the same ones do nothing."""
-        if self._present is None or self._present.buffered is not buffered:
-            self._present = PresentBatch(buffered)
+        self._present = PresentBatch(buffered)
 
     def micro_batch(
         self,
@@ -201,7 +202,7 @@ class CompactUpdate:
         """Forget the generation batch of an earlier run."""
         self._present = None
         self._resumed = None
-        self._met_loss = True
+        self._met_loss = False
 
     def state_dict(self) -> dict[str, Any]:
         """What was checked, and how the present generation batch was dealt, as JSON values."""
