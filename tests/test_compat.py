@@ -163,10 +163,14 @@ def test_a_loss_that_does_not_reach_ours_trains_as_in_trl_and_is_warned_of_once(
     assert not logged(ours, "dataeff/update/tokens_saved")
 
 
-def test_it_is_warned_of_when_the_second_generation_batch_begins(tmp_path, caplog_transformers):
-    run(tmp_path / "a", OwnLoss, **{**UPDATE, "max_steps": 1}, compact_update=True)
+def test_it_is_warned_of_when_a_generation_batch_with_a_gradient_has_ended(tmp_path, caplog_transformers):
+    def reward(completion_ids, **kwargs):
+        return [float(i % 2) for i in range(len(completion_ids))]
+
+    options = {**UPDATE, "rewards": reward, "compact_update": True}
+    run(tmp_path / "a", OwnLoss, **{**options, "max_steps": 1})
     assert not messages(caplog_transformers, NOT_REACHED)
-    run(tmp_path / "b", OwnLoss, **{**UPDATE, "max_steps": 2}, compact_update=True)
+    run(tmp_path / "b", OwnLoss, **{**options, "max_steps": 2})
     assert len(messages(caplog_transformers, NOT_REACHED)) == 1
 
 
