@@ -22,14 +22,15 @@ from trl_dataeff.compact.prompts import can_share_prompts
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
-#: Methods that get a micro-batch, and may do with its loss what they like
-_METHODS_OF_LOSS = ("training_step", "compute_loss", "_compute_loss")
+#: Methods that return the loss of a micro-batch, and may do with it what they like
+_METHODS_OF_LOSS = ("compute_loss", "_compute_loss")
 _METHODS_OF_GENERATION = ("_generate", "_generate_single_turn")
 #: Methods that get TRL's batch between its pass over it and the end of the loss
 _METHODS_WITH_BATCH = (
     "_generate_and_score_completions",
     "_prepare_inputs",
     "_get_per_token_logps_and_entropies",
+    "training_step",
     *_METHODS_OF_LOSS,
 )
 
@@ -136,8 +137,8 @@ def _averages_as_known(trainer: GRPOTrainer) -> bool:
 
 def handles_losses(trainer: GRPOTrainer) -> bool:
     """
-    Whether a subclass has a method of its own around the loss of a micro-batch. It may leave out or weigh the loss of
-    some of them, by their rows: then each has to be the loss of its own rows.
+    Whether a subclass has a method of its own that returns the loss of a micro-batch. It may weigh the loss of some of
+    them, by their rows: then each has to be the loss of its own rows.
     """
     return any(has_own_method(trainer, name) for name in _METHODS_OF_LOSS)
 
