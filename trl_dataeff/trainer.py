@@ -534,10 +534,6 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             "observer": cast(Observer, self._dataeff_observer).state_dict(),
             "update": None if self._dataeff_update is None else self._dataeff_update.state_dict(),
         }
-        # Rows of a process are dealt among its own micro-batches
-        if self._dataeff_update is not None:
-            state["update"]["present"] = None
-            state["dealt"] = all_gather(self._dataeff_update.state_dict()["present"])
         if collector is not None:
             state |= {"collector": collector.state_dict(), **collector.about()}
             state["prompts"] = all_gather(self._dataeff_rows.trained_prompts)
@@ -577,8 +573,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         if collector is not None:
             collector.load_state_dict(state["collector"])
         if self._dataeff_update is not None and state["update"] is not None:
-            present = None if unused_batch is None else state["dealt"][processes.rank]
-            self._dataeff_update.load_state_dict({**state["update"], "present": present})
+            self._dataeff_update.load_state_dict(state["update"])
         self._dataeff_run.loop = state["loop"]
         self._buffered_inputs = unused_batch
         if unused_batch is None:

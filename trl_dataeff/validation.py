@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from trl_dataeff.compact.exact import has_dropout, has_own_method
+from trl_dataeff.compact.exact import has_own_method
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.generation.trl_state import tokenizer_of
 from trl_dataeff.replay.correction import UNCLIPPED_LOSSES, LossOptions
@@ -429,9 +430,20 @@ def announce(
         logger.warning(", ".join(parts) + size)
     if selects and not args.shuffle_dataset:
         logger.warning("`shuffle_dataset=False` is left to the selector; `selection='uniform'` keeps the order.")
-    if (replays or max_rounds > 1) and not args.use_vllm and has_dropout(model):
+    if (replays or max_rounds > 1) and not args.use_vllm and _has_dropout(model):
         logger.warning(
             "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set "
             "`lora_dropout` to 0, or `disable_dropout=True`; `attention_dropout` needs "
             "`model_init_kwargs={'attention_dropout': 0.0}`."
         )
+
+
+def _has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model has dropout in training, as a module or as the attribute of one that calls a function."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float) and value > 0:
+                return True
+    return False

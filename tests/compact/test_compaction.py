@@ -1,7 +1,5 @@
 """The update computes what has a gradient, and that once: training is TRL's, with fewer rows and tokens in it."""
 
-import json
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +19,19 @@ from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.compact.check import Check
-from trl_dataeff.compact.exact import OVER_BATCH, OVER_ROWS, OVER_TOKENS, Parts, can_skip_rows, exact_parts
-from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, MicroBatchCompactor
+from trl_dataeff.compact.exact import (
+    OVER_BATCH,
+    OVER_ROWS,
+    OVER_TOKENS,
+    Parts,
+    can_skip_rows,
+    exact_parts,
+    has_gradient,
+    token_mask,
+)
+from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, Rows, compact
 from trl_dataeff.compact.padding import RowLengths, forward_by_length, rows_with_gradient
-from trl_dataeff.compact.prompts import completions_alone
+from trl_dataeff.compact.prompts import Expected, completions_alone
 
 
 LOSSES = (*OVER_ROWS, *OVER_TOKENS, *OVER_BATCH)
@@ -167,15 +173,19 @@ class WithoutOurs:
 
 
 @pytest.mark.parametrize(
-    ("mixin", "warning"),
-    [(Copies, None), (Scaled, "not as TRL has made them"), (WithoutOurs, "the loss of Own does not call")],
+    ("mixin", "warnings"),
+    [
+        (Copies, ["has a loss of its own"]),
+        (Scaled, ["has a loss of its own", "not as TRL has made them"]),
+        (WithoutOurs, ["the loss of Own does not call"]),
+    ],
 )
-def test_an_update_that_is_trls_is_warned_of(tmp_path, mixin, warning, caplog_transformers):
+def test_an_update_that_is_trls_is_warned_of(tmp_path, mixin, warnings, caplog_transformers):
     trainer_class = type("Own", (mixin, DataEfficientGRPOTrainer), {})
     run(tmp_path, trainer_class, rewards=partly_learnable_reward, compact_update=True, max_steps=3, **ACCUMULATED)
     found = messages(caplog_transformers, "`compact_update`")
-    assert len(found) == (warning is not None)
-    assert all(warning in text for text in found)
+    assert len(found) == len(warnings)
+    assert all(warning in text for warning, text in zip(warnings, found, strict=True))
 
 
 def test_with_tools(tmp_path):
@@ -196,7 +206,7 @@ class Passes(TrainerCallback):
     Attributes:
         advantages: those of each generation batch, `(rows,)`.
         in_loss: rows of each pass of the loss.
-        without_gradient: rows of each pass for old log-probs, and of those that check a micro-batch.
+        without_gradient: rows of each pass for old log-probs.
     """
 
     def __init__(self):
@@ -209,20 +219,12 @@ class Passes(TrainerCallback):
         self.trainer = trainer
         trainer.add_callback(self)
         trainer.model.register_forward_pre_hook(self._count, with_kwargs=True)
-        check = trainer._dataeff_update.check
-        compare = check._compare
-
-        def uncounted(*args):
-            before = list(self.without_gradient)
-            result = compare(*args)
-            self.without_gradient = before
-            return result
-
-        check._compare = uncounted
         return trainer
 
     def _count(self, module, args, kwargs):
-        if "labels" in kwargs or kwargs.get("use_cache") is False:  # the latter below TRL 1.15
+        is_tried = self.trainer._dataeff_trial is not None  # a few rows are computed several ways
+        is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
+        if is_for_logps and not is_tried:
             passes = self.in_loss if torch.is_grad_enabled() else self.without_gradient
             passes.append(len(kwargs["input_ids"]))
 
@@ -248,7 +250,8 @@ def test_rows_of_the_passes(tmp_path, loss_type, replay):
         assert counts[0].tolist() == counts[1].tolist()
         assert n <= counts[0].sum() <= n + 4  # of each micro-batch one row at least
         assert counts.min() >= 1
-    assert sum(passes.without_gradient) == sum(max(int(rows.sum()), 1) for rows in active)
+    # At first all, as nothing was checked yet
+    assert sum(passes.without_gradient) == len(active[0]) + sum(max(int(rows.sum()), 1) for rows in active[1:])
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,8 @@ def test_a_subclass_that_may_read_old_log_probs_finds_those_of_all_rows(tmp_path
     options = {"compact_update": True, "num_iterations": 2, "max_steps": 2, **ACCUMULATED}
     passes.watch(run(tmp_path, Own, rewards=partly_learnable_reward, train=False, **options)).train()
     assert sum(passes.without_gradient) == sum(map(len, passes.advantages)) == 16
-    assert sum(passes.in_loss) < 32
+    has_own_loss = method in ("compute_loss", "_compute_loss")
+    assert (sum(passes.in_loss) == 32) == has_own_loss
 
 
 @pytest.mark.parametrize(
@@ -315,7 +319,7 @@ def batch_of_rows(rng: np.random.Generator, rows: int, share: float, masked: boo
         "completion_ids": torch.from_numpy(rng.integers(1, 9, (rows, 5))),
         "completion_mask": completion_mask,
         "advantages": has_gradient.double() * torch.from_numpy(rng.normal(size=rows)),
-        "loss": loss,
+        "ref_per_token_logps": loss,
         "by_row": torch.arange(rows)[:, None],
         "num_items_in_batch": torch.tensor(7),
         "none": None,
@@ -343,19 +347,15 @@ def accelerator(num_processes: int = 1, gather=lambda own: own) -> SimpleNamespa
     return SimpleNamespace(device=device, gather=gather, num_processes=num_processes, is_main_process=True)
 
 
-def compact(
-    batches, parts, loss_type="dapo", accumulated=1, logps_of=None, *, check=None, processes=None, dealt=None
-) -> Compacted:
-    """A generation batch as the update computes it."""
-    processes = processes or accelerator()
-    compactor = MicroBatchCompactor(processes, check or Check(processes))
-    return compactor.compact(batches, parts, loss_type, accumulated, logps_of, dealt)
+def compacted_of(batches, parts, loss_type="dapo", *, processes=None) -> Compacted:
+    """Micro-batches of an optimizer step as the update computes them."""
+    return compact(Rows(batches, loss_type), parts, processes or accelerator())
 
 
 def loss_of(batch: dict, loss_type: str) -> float:
     """TRL's loss of a micro-batch: a mean over its rows or tokens, or over `num_items_in_batch`."""
     used = batch["completion_mask"] * batch.get("tool_mask", 1)
-    each = (batch["loss"] * used).sum(1)
+    each = (batch["ref_per_token_logps"] * used).sum(1)
     if loss_type in OVER_BATCH:
         value = each.sum() / batch["num_items_in_batch"]
     elif loss_type in OVER_TOKENS:
@@ -383,14 +383,13 @@ def largest(batches: list[dict]) -> int:
     loss_type=st.sampled_from(LOSSES),
     parts=st.integers(1, 6),
     size=st.integers(1, 4),
-    accumulated=st.integers(1, 6),
     share=st.sampled_from([0, 0.2, 0.7, 1]),
     seed=st.integers(0, 10**6),
     masked=st.booleans(),
     kept=st.sampled_from([[], ["zero_rows"], ["exchange"], ["left_padding"], ["right_padding"], ["shared_prompts"]]),
     other=st.none() | st.lists(st.integers(0, 4), min_size=6, max_size=6),
 )
-def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, kept, other):
+def test_any_micro_batches(loss_type, parts, size, share, seed, masked, kept, other):
     """
     The losses of a step add up to what they were, every row with a gradient is there once, what is cut is padding,
     no micro-batch is larger than TRL's, and processes keep step.
@@ -399,11 +398,7 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
     batches = split(joined, size)
     before = [dict(batch) for batch in batches]
     allowed = PARTS.without([*kept, *(["exchange"] if loss_type in OVER_TOKENS else [])])
-    if not allowed.prompt_scores:
-        allowed = allowed.without(["shared_prompts"])
-    width = min(accumulated, parts)  # of an optimizer step, within which rows are exchanged
-    if parts % width or accumulated % width or not allowed.exchange:
-        width = 1
+    width = parts if allowed.exchange else 1  # micro-batches that exchange rows
     peak = [min(n, size) for n in other[:parts]] if other else [0] * parts
     peak = [sum(peak[i : i + width]) for i in range(0, parts, width)]
 
@@ -413,12 +408,11 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
             return own
         return torch.cat([own, torch.tensor(peak) if own.dim() == 1 else own])
 
-    compacted = compact(batches, allowed, loss_type, accumulated, processes=accelerator(1 + bool(other), gather))
+    compacted = compacted_of(batches, allowed, loss_type, processes=accelerator(1 + bool(other), gather))
     for batch, unchanged in zip(batches, before, strict=True):
         assert batch.keys() == unchanged.keys()
         assert all(batch[key] is value for key, value in unchanged.items()), "TRL's own are not changed"
     found = [micro_batch.inputs for micro_batch in compacted.micro_batches]
-    assert compacted.parts == allowed
     assert len(found) == parts
     for start in range(0, parts, width):
         own = slice(start, start + width)
@@ -434,15 +428,11 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         expected = sum(loss_of(batch, loss_type) for batch in batches[own])
         losses = [loss_of(each.inputs, loss_type) * float(each.factor) for each in compacted.micro_batches[own]]
         assert sum(losses) == pytest.approx(expected, abs=1e-5)
-    for micro_batch, deal in zip(compacted.micro_batches, compacted.deals, strict=True):
-        assert micro_batch.inputs["row"].tolist() == deal.rows
-        assert (micro_batch.shared is not None) == deal.shares <= allowed.shared_prompts
+    for micro_batch in compacted.micro_batches:
+        assert allowed.shared_prompts or micro_batch.shared is None
+        assert micro_batch.scores_completions == allowed.prompt_scores
         check_cut(micro_batch, joined, allowed)
-    check_metric_weights(compacted.micro_batches, accumulated)
-    # As after a checkpoint within the generation batch
-    resumed = compact(batches, PARTS, loss_type, accumulated, dealt=(compacted.deals, compacted.parts))
-    assert [each.inputs["row"].tolist() for each in resumed.micro_batches] == [deal.rows for deal in compacted.deals]
-    assert [each.factor for each in resumed.micro_batches] == [each.factor for each in compacted.micro_batches]
+    check_metric_weights(compacted.micro_batches, batches)
     processes = 1 if other is None else 2
     assert compacted.tokens == processes * sum(tokens_of(each) for each in compacted.micro_batches)
     assert compacted.tokens_of_trl == processes * parts * size * 9
@@ -473,130 +463,29 @@ def check_cut(micro_batch: MicroBatch, joined: dict, allowed: Parts) -> None:
         assert torch.equal(prompts[shared.first_rows][shared.prompt_of_row], prompts)
 
 
-def check_metric_weights(micro_batches: list[MicroBatch], accumulated: int) -> None:
-    """TRL's plain mean over the micro-batches of a step is one over its tokens."""
-    length = min(accumulated, len(micro_batches))
-    for start in range(0, len(micro_batches), length):
-        of_step = micro_batches[start : start + length]
-        tokens = [int((each.inputs["completion_mask"] * each.inputs.get("tool_mask", 1)).sum()) for each in of_step]
-        values = np.arange(1.0, 1.0 + len(of_step))  # a mean over the tokens of each
-        found = np.mean([value * float(each.metric_weight) for value, each in zip(values, of_step, strict=True)])
-        assert found == pytest.approx(np.average(values, weights=tokens) if any(tokens) else values.mean(), rel=1e-6)
+def check_metric_weights(micro_batches: list[MicroBatch], batches: list[dict]) -> None:
+    """The plain mean over the micro-batches of weighted means is one over the tokens, or the rows, of the step."""
+    joined = {key: torch.cat([batch[key] for batch in batches]) for key in ("row", "completion_mask", "advantages")}
+    used = torch.cat([token_mask(batch) for batch in batches]).sum(1).double()
+    value = torch.where(joined["advantages"] != 0, joined["row"] + 1.0, 0.0).double()  # as what is clipped
+    tokens = {"computed_tokens": [], "tokens": [], "rows": []}
+    for each in micro_batches:
+        rows = each.inputs["row"]
+        of_tokens = float((value[rows] * used[rows]).sum() / used[rows].sum().clamp(min=1))
+        tokens["computed_tokens"].append(of_tokens * each.weights.computed_tokens)
+        tokens["tokens"].append(of_tokens * each.weights.tokens)
+        tokens["rows"].append(float(value[rows].mean()) * each.weights.rows)
+    computed = torch.cat([each.inputs["row"] for each in micro_batches])
+    weighted = (value * used).sum()
+    assert np.mean(tokens["tokens"]) == pytest.approx(float(weighted / used.sum().clamp(min=1)))
+    assert np.mean(tokens["rows"]) == pytest.approx(float(value.mean()))
+    assert np.mean(tokens["computed_tokens"]) == pytest.approx(float(weighted / used[computed].sum().clamp(min=1)))
+    for each, batch in zip(micro_batches, batches, strict=True):
+        assert each.weights.leaves_out <= bool((batch["advantages"] == 0).any())
 
 
 def columns_of(batch: dict) -> int:
     return batch["completion_ids"].size(1)
-
-
-class Model:
-    """
-    A model whose log-probs depend on `what` of a micro-batch, and on how it rounds. Notes the micro-batches that it is
-    asked about.
-    """
-
-    def __init__(self, what: str, effect_of_rounding: float = 0.0, size: float = 1.0):
-        self.what = what
-        self.size = size
-        self.effect_of_rounding = effect_of_rounding
-        self.asked = []
-
-    def logps_of(
-        self, batch: dict, /, *, scores_completions: bool = False, shared=None, rounds_otherwise: bool = False
-    ) -> torch.Tensor:
-        self.asked.append(batch)
-        logps = batch["completion_ids"].double() + self.effect_of_rounding * rounds_otherwise
-        if self.what == "left_padding":  # as with learned positions
-            return logps + batch["prompt_ids"].size(1)
-        if self.what == "right_padding":
-            return logps + batch["completion_ids"].size(1)
-        if self.what == "shared_prompts":
-            return logps + self.size * (shared is not None)
-        if self.what == "prompt_scores":
-            return logps + (scores_completions and shared is None)
-        return logps + 1e-6 * torch.rand(logps.shape)
-
-
-@pytest.mark.parametrize("what", ["left_padding", "right_padding", "shared_prompts", "prompt_scores", "nothing"])
-def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, caplog_transformers):
-    """Also where it matters in one micro-batch alone. Parts are checked until enough tokens were compared."""
-    rng = np.random.default_rng(1)
-    model = Model(what)
-    check = Check(accelerator(), model_name="Tiny")
-    asked_before = []
-    for _ in range(40):
-        asked_before.append(len(model.asked))
-        batches = split(batch_of_rows(rng, 12, 0.7, False), 3)
-        compacted = compact(batches, PARTS, "dapo", 4, model.logps_of, check=check)
-        found = compacted.micro_batches
-        widths = {(each.inputs["prompt_ids"].size(1), columns_of(each.inputs)) for each in found}
-        if what == "left_padding":
-            assert {prompt for prompt, _ in widths} == {4}
-        if what == "right_padding":
-            assert {completion for _, completion in widths} == {5}
-        if what == "shared_prompts":
-            assert all(each.shared is None for each in found)
-        if what == "prompt_scores":
-            assert not any(each.scores_completions for each in found)
-    assert asked_before[10] > 0
-    assert asked_before[-1] == asked_before[-10], "parts are checked at each update"
-    warnings = messages(caplog_transformers, "of Tiny by")
-    assert len(warnings) == (what != "nothing")
-    assert not check.is_due
-    assert check.passed(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
-    assert resumed_check(check).passed(PARTS) == check.passed(PARTS)
-
-
-def resumed_check(check: Check) -> Check:
-    """One that has gone through a checkpoint."""
-    resumed = Check(accelerator())
-    resumed.load_state_dict(json.loads(json.dumps(check.state_dict())))
-    return resumed
-
-
-def check_sharing(model: Model, updates: int = 1, **options) -> Check:
-    """The check of a model in so many updates, with 36 tokens of completions that share a prompt in each."""
-    check = Check(accelerator(), **options)
-    batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
-    for _ in range(updates):
-        compact(batches, IN_ORDER, logps_of=model.logps_of, check=check)
-    return check
-
-
-@pytest.mark.parametrize(
-    ("effect_of_rounding", "computed_in", "is_kept"),
-    [
-        (0.001, torch.float32, False),
-        (0.19, torch.float32, False),
-        (0.21, torch.float32, True),
-        (3.0, torch.float32, False),  # so much is no rounding
-        # Where it cannot be measured
-        (0.0, torch.bfloat16, False),
-        (math.inf, torch.float32, False),
-        (math.nan, torch.bfloat16, False),
-    ],
-)
-def test_what_counts_as_rounding_is_measured_on_the_model(
-    effect_of_rounding, computed_in, is_kept, caplog_transformers
-):
-    """Sharing prompts changes the log-probs by 0.4 here, or by 1 where rounding does as much."""
-    size = 0.4 if effect_of_rounding < 1 else 1.0
-    model = Model("shared_prompts", effect_of_rounding, size)
-    check = check_sharing(model, 2, computed_in=computed_in)
-    assert check.kept.shared_prompts == is_kept
-    assert bool(messages(caplog_transformers, "switched off")) == (not is_kept)
-
-
-def test_a_difference_that_is_not_clear_needs_more_tokens(caplog_transformers):
-    model = Model("shared_prompts", effect_of_rounding=0.1, size=0.3)
-    check = check_sharing(model, 1)
-    assert check.kept.shared_prompts
-    assert not check.passed(PARTS).shared_prompts
-    assert not messages(caplog_transformers, "switched off")
-    resumed = resumed_check(check)
-    batches = micro_batches([8, 8, 2, 2], [18, 18, 9, 9], [1, 1, 2, 3])
-    compacted = compact(batches, IN_ORDER, logps_of=model.logps_of, check=resumed)
-    assert not resumed.kept.shared_prompts
-    assert all(each.shared is None for each in compacted.micro_batches)
 
 
 def test_widths_of_passes_are_multiples_of_what_trl_pads_to():
@@ -622,73 +511,9 @@ def test_prompts_that_differ_in_a_first_token_of_number_0_are_not_equal():
     assert RowLengths.of(batch).prompt_number == [0, 1, 1]
 
 
-def micro_batches(prompt_lengths, completion_lengths, prompts, size=2) -> list[dict[str, torch.Tensor]]:
-    """TRL's micro-batches of rows that all have a gradient."""
-    prompt_widths = torch.arange(8, 0, -1)
-    prompt_mask = (prompt_widths <= torch.tensor(prompt_lengths)[:, None]).long()
-    completion_mask = (torch.arange(32) < torch.tensor(completion_lengths)[:, None]).long()
-    joined = {
-        "prompt_ids": torch.tensor(prompts)[:, None] * prompt_mask,
-        "prompt_mask": prompt_mask,
-        "completion_ids": torch.ones_like(completion_mask),
-        "completion_mask": completion_mask,
-        "advantages": torch.ones(len(prompts)),
-    }
-    return split(joined, size)
-
-
-IN_ORDER = PARTS.without(["exchange"])
-
-
-def logps_by_width(batch, /, *, shared=None, **how):
-    """Those of a model whose log-probs depend on the padding of prompts, and on whether prompts are shared."""
-    value = batch["prompt_ids"].size(1) + 100.0 * (shared is not None)
-    return torch.full(batch["completion_ids"].shape, value)
-
-
-@pytest.mark.parametrize(
-    ("part", "batches"),
-    [
-        # The micro-batch with the longest prompt saves most, by its completions
-        ("left_padding", micro_batches([8, 8, 2, 2], [1, 1, 31, 32], [1, 2, 3, 4])),
-        # One whose prompts are all different saves more than the one that shares its prompt
-        ("shared_prompts", micro_batches([8, 8, 1, 1], [32, 32, 1, 1], [1, 1, 2, 3])),
-        # One whose completions are all masked saves most
-        ("left_padding", micro_batches([8, 8, 7, 7, 1, 1], [32, 9, 8, 7, 0, 0], [1, 2, 3, 4, 5, 6])),
-    ],
-)
-def test_each_part_is_checked_where_it_changes_what_is_computed(part, batches):
-    others = {"left_padding", "shared_prompts"} - {part}
-    check = Check(accelerator())
-    compacted = compact(batches, PARTS.without(["exchange", *others]), logps_of=logps_by_width, check=check)
-    assert not getattr(check.kept, part)
-    assert not getattr(compacted.parts, part)
-    assert all(each.inputs["prompt_ids"].size(1) == 8 for each in compacted.micro_batches)
-    assert all(each.shared is None for each in compacted.micro_batches)
-
-
-def test_nothing_counts_as_checked_where_all_completions_are_masked():
-    check = Check(accelerator())
-    masked = micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3])
-    compact(masked, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
-    assert len(check.state_dict()["unchecked"]) == 4
-    whole = micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3])
-    compact(whole, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
-    assert not check.kept.left_padding
-    assert not check.kept.shared_prompts
-
-
-def test_what_was_checked_and_switched_off_survives_a_checkpoint():
-    check = Check(accelerator())
-    batches = micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3])
-    compact(batches, IN_ORDER, "bnpo", logps_of=logps_by_width, check=check)
-    resumed = resumed_check(check)
-    assert resumed.kept == check.kept != PARTS
-    assert resumed.passed(PARTS) == check.passed(PARTS)
-
-
 def fail_within_completions_alone(model):
-    with completions_alone(model, 4):
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    with completions_alone(model, Expected(ids, ids, 4)):
         assert "forward" in vars(model.base_model)
         raise KeyError
 
@@ -718,25 +543,6 @@ def test_micro_batches_keep_to_what_trl_pads_to(tmp_path):
     assert all(width % 8 == 0 for width in widths)
 
 
-def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
-    gathered = []
-
-    def gather(own):
-        gathered.append(own)
-        return torch.cat([own, own])
-
-    joined = batch_of_rows(np.random.default_rng(0), 4, 0.5, False)
-    batches = [batch | {"num_images": [1, 1]} for batch in split(joined, 2)]
-    compacted = compact(batches, PARTS, "dapo", 2, processes=accelerator(2, gather))
-    assert gathered[1].tolist() == [2, 2]
-    assert compacted.tokens == compacted.tokens_of_trl == 2 * 4 * 9
-    for before, after in zip(batches, compacted.micro_batches, strict=True):
-        assert after.factor == 1
-        assert after.shared is None
-        assert not after.scores_completions
-        assert all(after.inputs[key] is value for key, value in before.items())
-
-
 @pytest.mark.parametrize(
     ("advantages", "of_other", "rows"),
     [
@@ -750,7 +556,8 @@ def test_rows_with_a_gradient(advantages, of_other, rows):
     def gather(own):
         return torch.cat([own, torch.tensor([of_other])])
 
-    found = rows_with_gradient(torch.tensor(advantages).float(), accelerator(2, gather))
+    have_gradient = has_gradient({"advantages": torch.tensor(advantages).float()})
+    found = rows_with_gradient(have_gradient, accelerator(2, gather))
     assert found.tolist() == rows
 
 

@@ -52,7 +52,11 @@ MODELS = {
     "gemma3": (Gemma3TextConfig, {**SIZES, "head_dim": 8, "sliding_window": 6, "layer_types": LAYERS}, ()),
     "experts": (Qwen3MoeConfig, {**SIZES, **EXPERTS, "head_dim": 8}, ()),
     "gpt2": (GPT2Config, {**GPT2_SIZES, **NO_DROPOUT}, ("padding of prompts",)),
-    "gpt2 with dropout": (GPT2Config, {**GPT2_SIZES, **dict.fromkeys(NO_DROPOUT, 1e-9)}, ("padding of prompts",)),
+    "gpt2 with dropout": (
+        GPT2Config,
+        {**GPT2_SIZES, **dict.fromkeys(NO_DROPOUT, 1e-9)},
+        ("draws random numbers", "padding of prompts"),
+    ),
     "mamba": (MambaConfig, {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, None),
     "falcon-h1": (FalconH1Config, {**SIZES, **MAMBA}, None),
 }

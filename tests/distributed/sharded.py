@@ -46,10 +46,10 @@ def shard_on_the_cpu() -> None:
 class Sharded(Watched):
     """Notes which parameters are sharded while it trains, and how many forward passes embed prompts."""
 
-    def _compute_loss(self, model, inputs):
+    def training_step(self, *args, **kwargs):
         self.sharded = {name: isinstance(p, DTensor) for name, p in self.model.named_parameters()}
         self.units = sum(isinstance(module, FSDPModule) for module in self.model.modules())
-        return super()._compute_loss(model, inputs)
+        return super().training_step(*args, **kwargs)
 
 
 def weights(trainer) -> float:

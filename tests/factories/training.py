@@ -80,34 +80,28 @@ class CountedRows(Watched):
         self.in_loss = []
         self.old_logps_rows = []
         self.tokens_in_loss = []
-        self.is_in_loss = self.is_checking = False
+        self.is_in_loss = False
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.model.get_input_embeddings().register_forward_pre_hook(self._count_tokens)
 
-    def _compute_loss(self, model, inputs):
+    def training_step(self, *args, **kwargs):
         self.is_in_loss = True
-        loss = super()._compute_loss(model, inputs)
+        loss = super().training_step(*args, **kwargs)
         self.is_in_loss = False
         return loss
 
-    def _dataeff_logps_of_rows(self, inputs, **how):
-        self.is_checking = True  # a micro-batch is computed several ways
-        logps = super()._dataeff_logps_of_rows(inputs, **how)
-        self.is_checking = False
-        return logps
-
     def _count(self, module, args, kwargs):
         is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
-        if not is_for_logps:
+        if not is_for_logps or self._dataeff_trial is not None:  # a few rows are computed several ways
             return
         if torch.is_grad_enabled():
             self.in_loss.append(len(kwargs["input_ids"]))
             self.tokens_in_loss.append(0)
-        elif not self.is_checking:
+        else:
             self.old_logps_rows.append(len(kwargs["input_ids"]))
 
     def _count_tokens(self, module, args):
-        if torch.is_grad_enabled() and self.is_in_loss:
+        if torch.is_grad_enabled() and self.is_in_loss and self._dataeff_trial is None:
             self.tokens_in_loss[-1] += args[0].numel()
 
 

@@ -1,263 +1,377 @@
 """
-Whether a model computes the same without what is left out: a micro-batch is computed both ways, at the first update in
-which it matters.
+Whether the gradient is the same without what is left out: that of a few rows is computed both ways, at the first
+update in which it matters.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, NamedTuple, Protocol
+from dataclasses import fields, replace
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers.utils import logging
 
 from trl_dataeff.compact.dealing import Deal
 from trl_dataeff.compact.exact import Parts
-from trl_dataeff.compact.padding import RowLengths, rows_of
-from trl_dataeff.compact.prompts import SharedPrompts
-from trl_dataeff.compact.rounding import tolerance_of
+from trl_dataeff.compact.micro_batches import MicroBatch, Rows
+from trl_dataeff.compact.padding import rounded_up
 
 
 logger = logging.get_logger(__name__)
-ENOUGH_TOKENS = 64  # whose log-probs were compared, for a lasting verdict on a part
-CLEAR = 10.0  # times the tolerance: a difference that needs no further evidence
-_CHECKED = ("left_padding", "prompt_scores", "right_padding", "shared_prompts")
+MOST_ROWS = 3  # that are computed both ways
+#: Columns of padding behind the row that is moved to other positions
+PADDING_COLUMNS = 4
 _WORDS = {
     "left_padding": "leaving out padding of prompts",
     "right_padding": "leaving out padding of completions",
-    "shared_prompts": "computing the prompt of a group once",
     "prompt_scores": "scoring completion tokens alone",
+    "shared_prompts": "computing the prompt of a group once",  # which needs the last one
 }
+CHECKED = tuple(_WORDS)
+_BY_POSITION = ("left_padding", "right_padding")
 
 
-class LogprobsOf(Protocol):
-    """Gives the log-probs `(rows, T)` of rows under the policy, without gradient."""
-
-    def __call__(
-        self,
-        batch: dict[str, Any],
-        /,
-        *,
-        scores_completions: bool = False,
-        shared: SharedPrompts | None = None,
-        rounds_otherwise: bool = False,
-    ) -> torch.Tensor:
-        """
-        Args:
-            batch (`dict`): the rows.
-            scores_completions (`bool`, *optional*, defaults to `False`): whether prompt tokens get no scores.
-            shared ([`SharedPrompts`], *optional*): with `scores_completions`, prompts that are computed once.
-            rounds_otherwise (`bool`, *optional*, defaults to `False`): whether it is computed with other rounding, see
-                [`embeddings_rounded_otherwise`]. Not together with `scores_completions`.
-        """
-
-
-class Evidence(NamedTuple):
+class Outcome(NamedTuple):
     """
-    What tells whether a part changes log-probs by more than rounding explains: sums over tokens, of all processes.
+    What two ways to compute the same rows have shown.
 
     Attributes:
-        difference: absolute differences of log-probs that the part makes.
-        rounding: those that other rounding makes.
-        tokens: how many were compared.
+        difference: the largest relative difference of a parameter's gradient; infinite where it is not a number.
+        tolerance: up to which it counts as rounding.
+        draws: whether the first way has drawn random numbers.
+        other_inputs: what else than the micro-batch reaches the model, in words; empty if nothing does.
+        error: the exception of the second way, in words; empty if there was none.
     """
 
     difference: float
-    rounding: float
-    tokens: float
+    tolerance: float
+    draws: bool = False
+    other_inputs: str = ""
+    error: str = ""
 
-    def plus(self, other: Evidence) -> Evidence:
-        """The evidence of both."""
-        return Evidence(self.difference + other.difference, self.rounding + other.rounding, self.tokens + other.tokens)
+    @property
+    def is_same(self) -> bool:
+        """Whether the difference is no more than rounding."""
+        return not self.error and self.difference <= self.tolerance
+
+
+class Trial(Protocol):
+    """Computes the gradient of rows in two ways, with the trainer's loss, and without a trace of it."""
+
+    def compare(
+        self, first: Sequence[MicroBatch], second: Sequence[MicroBatch], *, in_evaluation: bool = False
+    ) -> Outcome:
+        """
+        A collective: processes give equally many micro-batches, of equally many rows.
+
+        Args:
+            first (`Sequence[MicroBatch]`): the rows in TRL's way.
+            second (`Sequence[MicroBatch]`): the same rows in another way.
+            in_evaluation (`bool`, *optional*, defaults to `False`): whether the model's modules are in evaluation
+                mode, without dropout.
+
+        Raises:
+            Exception: what the first way raises.
+        """
+
+    def counts_positions(self) -> bool:
+        """Whether the model takes positions as an argument."""
 
 
 class Check:
     """
-    Whether a model's log-probs depend on padding, or on whether a prompt is computed with its completions. One
-    micro-batch is computed both ways, without gradient, and once more to see what rounding does to it. What changes
-    log-probs by more than rounding explains is switched off, with a warning. While too few tokens were compared, the
-    next update is checked as well.
+    Whether the gradient depends on what is left out. A few rows are computed TRL's way and the compact one, with the
+    trainer's loss and methods. Where the difference is more than rounding, or an exception is raised, each part is
+    tried by itself, and those that fail are switched off, with a line.
+
+    A pass that draws random numbers, as with dropout, cannot be shared by rows. The other parts are then compared in
+    evaluation mode.
+
+    Cutting padding moves tokens to other positions. So a row is computed at its own positions and far behind them as
+    well, and once more when batches become wider than what was tried.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): of the trainer.
-        computed_in (`torch.dtype`, *optional*, defaults to `torch.float32`): the type in which the policy is computed.
-        model_name (`str`, *optional*): the model's class, for the warning.
+        model_name (`str`, *optional*): the model's class, for the line.
 
     Attributes:
         kept ([`Parts`]): all parts but those that were switched off.
+        draws (`bool`): whether a pass in training mode draws random numbers.
+        seconds (`float`): that the check took so far.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        *,
-        computed_in: torch.dtype = torch.float32,
-        model_name: str = "the model",
-    ):
-        self.kept = Parts.all()
+    def __init__(self, accelerator: Accelerator, *, model_name: str = "the model"):
         self.accelerator = accelerator
-        self.computed_in = computed_in
         self.model_name = model_name
-        self._evidence: dict[str, Evidence] = {}  # on parts that are not checked yet
-        self._unchecked = set(_CHECKED)
+        self.kept = Parts.all()
+        self.draws = False
+        self.seconds = 0.0
+        self._unchecked = set(CHECKED)
+        self._reach = 0  # positions up to which the model was tried
 
     @property
-    def is_due(self) -> bool:
-        """Whether there are parts that are not checked yet."""
-        return bool(self._unchecked)
+    def is_begun(self) -> bool:
+        """Whether rows were computed both ways."""
+        return len(self._unchecked) < len(CHECKED)
 
     def passed(self, parts: Parts) -> Parts:
         """The parts of `parts` that were checked, and make no difference."""
         return (self.kept & parts).without(sorted(self._unchecked))
 
-    def failed(
-        self,
-        joined: dict[str, Any],
-        lengths: RowLengths | None,
-        deals: Sequence[Deal],
-        parts: Parts,
-        logps_of: LogprobsOf,
-    ) -> list[str]:
+    def allowed(self, rows: Rows, parts: Parts, trial: Trial, multiple: int | None = None) -> Parts:
         """
-        Compute a micro-batch both ways for each part that is not checked yet. A collective.
+        What may be left out of rows. Compares what is not checked yet and matters here. A collective.
 
         Args:
-            joined (`dict`): the rows of all micro-batches.
-            lengths ([`RowLengths`], *optional*): their lengths; `None` if nothing is left out of them.
-            deals (`Sequence[Deal]`): the micro-batches as they would be computed.
-            parts ([`Parts`]): what these leave out.
-            logps_of (`LogprobsOf`): the policy's log-probs.
-
-        Returns:
-            `list[str]`: the parts that this update may not leave out.
+            rows ([`Rows`]): those of TRL's micro-batches that are about to be trained on.
+            parts ([`Parts`]): what may be left out by what is known of the trainer.
+            trial ([`Trial`]): computes both ways.
+            multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
         """
-        names = sorted(self._unchecked)
-        own_matters = [_matters(name, deals, lengths, parts) for name in names]
-        matters = torch.tensor(own_matters, dtype=torch.bool, device=self.accelerator.device)
-        on_any = self.accelerator.gather(matters.unsqueeze(0)).any(0).tolist()
-        checked = [name for name, is_on in zip(names, on_any, strict=True) if is_on]
-        if not checked or lengths is None:
-            return []
-        own = [self._compare(name, joined, lengths, deals, parts, logps_of) for name in checked]
-        of_processes = self.accelerator.gather(torch.stack(own).unsqueeze(0))  # (processes, checked, 3)
-        sums = of_processes.sum(0).tolist()
-        return [name for name, found in zip(checked, sums, strict=True) if not self._passes(name, Evidence(*found))]
+        parts = _consistent(self.kept & parts)
+        chosen = _Chosen(rows, multiple)
+        own = [int(rows.have_gradient.any()), rows.width, *[int(chosen.matters(name, parts)) for name in CHECKED]]
+        on_processes = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
+        has_gradient, width, *matters = on_processes.amax(0).tolist()
+        names = [name for name, matters_here in zip(CHECKED, matters, strict=True) if matters_here]
+        due = [name for name in names if name in self._unchecked]
+        reaches = width <= self._reach or not set(names) & set(_BY_POSITION)
+        if not has_gradient or (not due and reaches):
+            return _consistent(parts.without([*self._unchecked, *([] if reaches else _BY_POSITION)]))
+        started = time.perf_counter()
+        if due:
+            self._compare(chosen, due, parts, trial)
+        if not reaches:
+            self._reach = 1 << (width - 1).bit_length()  # not again for each batch that is a little wider
+            if trial.counts_positions():
+                self._move(chosen, names, trial)
+        self.seconds += time.perf_counter() - started
+        return _consistent((self.kept & parts).without(sorted(self._unchecked)))
 
-    def _compare(
-        self,
-        name: str,
-        joined: dict[str, Any],
-        lengths: RowLengths,
-        deals: Sequence[Deal],
-        parts: Parts,
-        logps_of: LogprobsOf,
-    ) -> torch.Tensor:
-        """This process's [`Evidence`] on a part, `(3,)`. Processes make equally many passes for it."""
-        deal = max(deals, key=lambda deal: _shows_difference(name, deal, lengths))
-        rows = torch.tensor(deal.rows, dtype=torch.int64, device=joined["advantages"].device)
-        whole = rows_of(joined, rows)
-        # Also where it is computed for another part
-        expected = logps_of(whole)
-        otherwise_rounded = logps_of(whole, rounds_otherwise=True)
-        changed = whole
-        shared = None
-        if name == "left_padding":
-            changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
-        elif name == "right_padding":
-            changed = rows_of(joined, rows, completion_width=deal.completion_width)
-        elif name == "shared_prompts" and deal.shares:
-            shared = SharedPrompts.of([lengths.prompt_number[row] for row in deal.rows], rows.device)
-        scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
-        found = logps_of(changed, scores_completions=scores_completions, shared=shared)
-        is_token = whole["completion_mask"] != 0
-        if _shows_difference(name, deal, lengths) == 0:
-            is_token = torch.zeros_like(is_token)
-        return _evidence_of(found, otherwise_rounded, expected, is_token)
+    def _compare(self, chosen: _Chosen, due: Sequence[str], parts: Parts, trial: Trial) -> None:
+        """Compute rows with and without all parts that are due, and where that differs, with each of them alone."""
+        whole = chosen.whole()
+        try:
+            outcome = trial.compare(whole, chosen.without(due, parts))
+        except Exception as error:  # of TRL's own way: a few rows alone are too few for this trainer
+            self._switch_off([*CHECKED, "zero_rows", "exchange"], f"a few rows alone raise {in_words(error)}")
+            return
+        in_evaluation = outcome.draws
+        self.draws = outcome.draws
+        if outcome.draws:
+            self._switch_off(["shared_prompts"], "a pass draws random numbers, for each row its own")
+            due = [name for name in due if name in self._unchecked]
+            outcome = trial.compare(whole, chosen.without(due, parts), in_evaluation=True)
+            if outcome.draws:
+                self._switch_off(due, "a pass draws random numbers in evaluation mode, too")
+                return
+        if outcome.other_inputs:
+            self.note_other_inputs(outcome.other_inputs)
+            due = [name for name in due if name in self._unchecked]
+            outcome = trial.compare(whole, chosen.without(due, parts), in_evaluation=in_evaluation)
+        if not outcome.is_same:
+            for name in due:
+                if name not in self._unchecked:  # as it needs another one
+                    continue
+                alone = trial.compare(whole, chosen.without([name], parts), in_evaluation=in_evaluation)
+                if not alone.is_same:
+                    self._switch_off([name], self._reason(alone))
+            due = [name for name in due if name in self._unchecked]
+            together = trial.compare(whole, chosen.without(due, parts), in_evaluation=in_evaluation)
+            if due and not together.is_same:
+                self._switch_off(due, self._reason(together))
+        self._unchecked -= set(due)
 
-    def _passes(self, name: str, found: Evidence) -> bool:
-        """Whether this update may leave a part out, by all evidence so far. If that suffices, the verdict lasts."""
-        evidence = self._evidence.get(name, Evidence(0.0, 0.0, 0.0)).plus(found)
-        self._evidence[name] = evidence
-        # Where all completions are masked, there is neither a gradient nor something to compare
-        if evidence.tokens == 0:
-            return True
-        difference = evidence.difference / evidence.tokens
-        tolerance = tolerance_of(evidence.rounding / evidence.tokens, self.computed_in)
-        is_rounding = difference <= tolerance
-        if evidence.tokens >= ENOUGH_TOKENS or difference > CLEAR * tolerance:
-            self._unchecked.discard(name)
-            del self._evidence[name]
-            if not is_rounding:
-                self._switch_off(name, difference, tolerance)
-        return is_rounding
+    def _move(self, chosen: _Chosen, names: Sequence[str], trial: Trial) -> None:
+        """Compute a row at its own positions, and as far behind as rows of the run may be."""
+        near, far, far_padding = chosen.moved(self._reach)
+        if self._is_same(trial, near, far):
+            return
+        reason = f"positions up to {self._reach} change the gradient of {self.model_name}"
+        if "right_padding" in names and not self._is_same(trial, near, far_padding):
+            self._switch_off(["right_padding"], reason)
+        # A model that finds positions in the mask does not count padding
+        if "left_padding" in names and self._is_same(trial, *chosen.padded()):
+            self._switch_off(["left_padding"], reason)
 
-    def _switch_off(self, name: str, difference: float, tolerance: float) -> None:
-        self.kept = self.kept.without([name])
-        if name == "prompt_scores":  # without which no prompts are shared
+    def _is_same(self, trial: Trial, first: MicroBatch, second: MicroBatch) -> bool:
+        """Whether positions make no difference; a model that refuses the first ones has its own."""
+        try:
+            return trial.compare([first], [second], in_evaluation=self.draws).is_same
+        except Exception:
+            return False
+
+    def note_other_inputs(self, what: str) -> None:
+        """Switch off what relies on the ids and masks that reach the model, because something else does."""
+        self._switch_off(["shared_prompts", "prompt_scores"], f"{self.model_name} gets {what}")
+
+    def _reason(self, outcome: Outcome) -> str:
+        if outcome.error:
+            return f"it raises {outcome.error}"
+        return (
+            f"it changes the gradient of {self.model_name} by {outcome.difference:.2g}; up to "
+            f"{outcome.tolerance:.2g} counts as rounding"
+        )
+
+    def _switch_off(self, names: Sequence[str], reason: str) -> None:
+        named = [name for name in names if getattr(self.kept, name)]
+        self.kept = self.kept.without(names)
+        self._unchecked -= set(names)
+        if "prompt_scores" in names:  # without which no prompts are shared
+            self.kept = self.kept.without(["shared_prompts"])
             self._unchecked.discard("shared_prompts")
-        if self.accelerator.is_main_process:
-            logger.warning(
-                f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "
-                f"{self.model_name} by {difference:.2g} in the mean; up to {tolerance:.2g} counts as rounding. "
-                "Training is exact."
-            )
+        words = [_WORDS[name] for name in named if name in _WORDS]
+        if words and self.accelerator.is_main_process:
+            verb = "is" if len(words) == 1 else "are"
+            what = "the faster update" if len(names) > len(CHECKED) else " and ".join(words)
+            verb = "is" if len(names) > len(CHECKED) else verb
+            logger.warning(f"`compact_update`: {what} {verb} switched off, because {reason}. Training is exact.")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
         switched_off = [field.name for field in fields(Parts) if not getattr(self.kept, field.name)]
-        evidence = {name: list(found) for name, found in self._evidence.items()}
-        return {"unchecked": sorted(self._unchecked), "evidence": evidence, "switched_off": switched_off}
+        return {
+            "unchecked": sorted(self._unchecked),
+            "switched_off": switched_off,
+            "draws": self.draws,
+            "reach": self._reach,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore what [`state_dict`] returned."""
-        self._unchecked = set(state["unchecked"])
-        self._evidence = {name: Evidence(*found) for name, found in state["evidence"].items()}
-        self.kept = Parts.all().without(state["switched_off"])
+        self._unchecked = set(state["unchecked"])  # type: ignore[call-overload]
+        self.kept = Parts.all().without(state["switched_off"])  # type: ignore[arg-type]
+        self.draws = bool(state["draws"])
+        self._reach = int(state["reach"])  # type: ignore[call-overload]
 
 
-def _evidence_of(
-    found: torch.Tensor, otherwise_rounded: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor
-) -> torch.Tensor:
+class _Chosen:
     """
-    The numbers of an [`Evidence`], float32 `(3,)`. What is not a number counts as infinite.
-
-    Args:
-        found (`torch.Tensor`): log-probs `(rows, T)` with a part left out, or without their last columns.
-        otherwise_rounded (`torch.Tensor`): those without it and with other rounding, `(rows, T)`.
-        expected (`torch.Tensor`): those without it, `(rows, T)`.
-        is_token (`torch.Tensor`): the tokens that are compared, bool `(rows, T)`.
+    A few rows that show most of what is left out: two of a group that shares its prompt, and one with a longer prompt,
+    with short completions of unequal lengths.
     """
-    width = found.size(1)
-    is_token = is_token[:, :width]
-    expected = expected[:, :width].float()
-    difference = (found.float() - expected).abs()[is_token].sum()
-    rounding = (otherwise_rounded[:, :width].float() - expected).abs()[is_token].sum()
-    sums = torch.stack([difference, rounding, is_token.sum().float()])
-    return sums.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def __init__(self, rows: Rows, multiple: int | None):
+        self.all_rows = rows
+        self.multiple = multiple
+        self.lengths = rows.lengths
+        self.rows = _few_rows(rows)
+        self.prompt_width = self._width([self.lengths.prompt[row] for row in self.rows], self.lengths.prompt_width)
+        completions = [self.lengths.completion[row] for row in self.rows]
+        self.completion_width = self._width(completions, self.lengths.completion_width)
+        numbers = [self.lengths.prompt_number[row] for row in self.rows]
+        self.shares = len(set(numbers)) < len(numbers)
+
+    def _width(self, lengths: Sequence[int], full: int) -> int:
+        return rounded_up(max(lengths), self.multiple, full)
+
+    def matters(self, name: str, parts: Parts) -> bool:
+        """Whether a part changes what is computed of these rows."""
+        if not getattr(parts, name):
+            return False
+        if name == "left_padding":
+            return self.prompt_width < self.lengths.prompt_width
+        if name == "right_padding":
+            return self.completion_width < self.lengths.completion_width
+        return self.shares if name == "shared_prompts" else True
+
+    def whole(self) -> list[MicroBatch]:
+        """The rows in TRL's way, at most as many at once as in TRL's micro-batches."""
+        return self._micro_batches(Parts.none())
+
+    def without(self, names: Sequence[str], parts: Parts) -> list[MicroBatch]:
+        """The rows without what these parts leave out, and with what they need."""
+        needed = [*names, "prompt_scores"] if "shared_prompts" in names else names
+        others = [field.name for field in fields(Parts) if field.name not in needed]
+        return self._micro_batches(parts.without(others))
+
+    def _micro_batches(self, parts: Parts) -> list[MicroBatch]:
+        size = self.all_rows.per_batch
+        # As few as TRL's need no more memory; what is shared needs less
+        size = len(self.rows) if parts.shared_prompts and self.shares else size
+        return [self._micro_batch(self.rows[start : start + size], parts) for start in range(0, len(self.rows), size)]
+
+    def _micro_batch(self, rows: Sequence[int], parts: Parts) -> MicroBatch:
+        numbers = [self.lengths.prompt_number[row] for row in rows]
+        deal = Deal(
+            list(rows),
+            self.prompt_width if parts.left_padding else self.lengths.prompt_width,
+            self.completion_width if parts.right_padding else self.lengths.completion_width,
+            shares=parts.shared_prompts and len(set(numbers)) < len(numbers),
+            tokens=0,
+        )
+        factor = self.all_rows.share(rows, self.rows)
+        micro_batch = self.all_rows.micro_batch(deal, factor, scores_completions=parts.prompt_scores)
+        in_full = replace(deal, prompt_width=self.lengths.prompt_width, completion_width=self.lengths.completion_width)
+        return replace(micro_batch, in_full=self.all_rows.micro_batch(in_full, factor).inputs)
+
+    def moved(self, width: int) -> tuple[MicroBatch, MicroBatch, MicroBatch]:
+        """The first row at positions from 0 on, at the last ones of `width`, and with its padding alone at these."""
+        row = self.rows[0]
+        prompt = max(self.lengths.prompt[row], 1)
+        completion = min(max(self.lengths.completion[row], 1) + PADDING_COLUMNS, self.lengths.completion_width)
+        near = torch.arange(prompt + completion)
+        offset = max(width - len(near), 0)
+        far_padding = near + offset * (near >= prompt + max(self.lengths.completion[row], 1))
+        micro_batches = [
+            self._at(row, prompt, completion, positions) for positions in (near, near + offset, far_padding)
+        ]
+        return micro_batches[0], micro_batches[1], micro_batches[2]
+
+    def padded(self) -> tuple[MicroBatch, MicroBatch]:
+        """The first row with the padding of its prompt, and with positions that count this padding."""
+        row = self.rows[0]
+        prompt, completion = self.lengths.prompt_width, max(self.lengths.completion[row], 1)
+        return self._at(row, prompt, completion, None), self._at(
+            row, prompt, completion, torch.arange(prompt + completion)
+        )
+
+    def _at(self, row: int, prompt: int, completion: int, positions: torch.Tensor | None) -> MicroBatch:
+        deal = Deal([row], prompt, completion, shares=False, tokens=0)
+        micro_batch = self.all_rows.micro_batch(deal, self.all_rows.share([row], [row]))
+        if positions is not None:
+            positions = positions.unsqueeze(0).to(micro_batch.inputs["prompt_ids"].device)
+        return replace(micro_batch, positions=positions, in_full=micro_batch.inputs)
 
 
-def _matters(name: str, deals: Sequence[Deal], lengths: RowLengths | None, parts: Parts) -> bool:
-    """Whether a part changes what is computed of these micro-batches."""
-    if lengths is None:
-        return False
-    if name == "left_padding":
-        return any(deal.prompt_width < lengths.prompt_width for deal in deals)
-    if name == "right_padding":
-        return any(deal.completion_width < lengths.completion_width for deal in deals)
-    if name == "shared_prompts":
-        return any(deal.shares for deal in deals)
-    return parts.prompt_scores
+def _few_rows(rows: Rows) -> list[int]:
+    """
+    Rows with a gradient if there are enough, else others as well: equally many on each process. The first two have the
+    same prompt if any have.
+    """
+    lengths = rows.lengths
+    number = min(MOST_ROWS, len(lengths.prompt))
+    prompt_number = np.array(lengths.prompt_number)
+    # By prompt, short prompts and short completions first, those without a gradient last
+    keys = (np.array(lengths.completion), prompt_number, np.array(lengths.prompt), ~rows.have_gradient.numpy())
+    order = np.lexsort(keys)
+    of_gradient = [row for row in order.tolist() if rows.have_gradient[row]]
+    counts = np.bincount(prompt_number[of_gradient], minlength=1) if of_gradient else np.zeros(1)
+    groups = [row for row in of_gradient if counts[prompt_number[row]] > 1] or of_gradient
+    if not groups:
+        return sorted(order[:number].tolist())
+    first = groups[0]
+    mates = [row for row in groups[1:] if prompt_number[row] == prompt_number[first]]
+    unequal = [row for row in mates if lengths.completion[row] != lengths.completion[first]]
+    chosen = [first, *(unequal or mates)[:1]]
+    for row in of_gradient:  # with a longer prompt that is not the longest, so that padding is cut, and some is left
+        if len(chosen) < number and lengths.prompt[first] < lengths.prompt[row] < lengths.prompt_width:
+            chosen.append(row)
+            break
+    rest = [row for row in order.tolist() if row not in chosen]
+    rest.sort(key=lambda row: (lengths.prompt[row], lengths.completion[row]))
+    return [*chosen, *rest[: number - len(chosen)]]
 
 
-def _shows_difference(name: str, deal: Deal, lengths: RowLengths) -> int:
-    """How much a part leaves out of a micro-batch, times the tokens whose log-probs would show a difference."""
-    tokens = sum(lengths.completion[row] for row in deal.rows)
-    if name == "left_padding":
-        return (lengths.prompt_width - deal.prompt_width) * tokens
-    if name == "right_padding":
-        return (lengths.completion_width - deal.completion_width) * tokens
-    if name == "shared_prompts":
-        return tokens if deal.shares else 0
-    return tokens
+def _consistent(parts: Parts) -> Parts:
+    """The parts without those that need another: prompts are shared where completions alone are scored."""
+    return parts if parts.prompt_scores else parts.without(["shared_prompts"])
+
+
+def in_words(error: BaseException) -> str:
+    text = str(error).strip().split("\n", maxsplit=1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

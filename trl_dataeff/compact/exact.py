@@ -1,6 +1,6 @@
 """
 What the update may leave out, because it does not change the gradient: by what is known of a trainer's loss and of its
-model. Whether the model computes the same is checked as well, see `check.py`.
+model. Whether the gradient is the same is checked as well, see `check.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_dataeff.compact.prompts import can_share_prompts
 
 
+#: What is left of an advantage of 0 where TRL normalizes by the standard deviation of a whole batch: about 1e-7
+_ROUNDED_ADVANTAGE = 1e-6
 #: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
@@ -93,19 +95,17 @@ def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None
     splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
     # New shapes recompile a compiled model; sequences that are split over processes have equal widths on all of them
     keeps_widths = trainer.args.torch_compile or splits_sequences or trainer._is_vlm
-    cuts_columns = not (keeps_widths or positions_depend_on_width(model))
+    cuts_columns = not keeps_widths
     # Sharded models need equally many passes of each layer on every process
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     is_known = isinstance(model, PreTrainedModel) and has_fused_head()
     scores_completions = is_known and not (keeps_widths or is_sharded)
-    # Gradient checkpointing excludes the cache. The check would not see that, because it computes without gradient.
-    # The loss of a router counts the tokens of a single pass
-    excludes_sharing = (
-        has_dropout(model) or gradient_checkpointing or trainer.aux_loss_enabled or _adapts_whole_rows(trainer)
-    )
+    # Gradient checkpointing excludes the cache; the loss of a router counts the tokens of a single pass
+    excludes_sharing = gradient_checkpointing or trainer.aux_loss_enabled
+    keeps_rows = handles_losses(trainer)
     return Parts(
-        zero_rows=can_skip_rows(trainer),
-        exchange=can_exchange_rows(trainer) and not handles_losses(trainer),
+        zero_rows=can_skip_rows(trainer) and not keeps_rows,
+        exchange=can_exchange_rows(trainer) and not keeps_rows,
         left_padding=cuts_columns,
         right_padding=cuts_columns,
         shared_prompts=scores_completions and cuts_columns and not excludes_sharing and can_share_prompts(model),
@@ -137,16 +137,24 @@ def _averages_as_known(trainer: GRPOTrainer) -> bool:
 
 def handles_losses(trainer: GRPOTrainer) -> bool:
     """
-    Whether a subclass has a method of its own that returns the loss of a micro-batch. It may weigh the loss of some of
-    them, by their rows: then each has to be the loss of its own rows.
+    Whether a subclass has a method of its own that returns the loss of a micro-batch. It may add a term over all rows,
+    or weigh the loss of a micro-batch by its rows.
     """
     return any(has_own_method(trainer, name) for name in _METHODS_OF_LOSS)
 
 
-def has_gradient(batch: Mapping[str, Any]) -> torch.Tensor:
+def least_advantage(trainer: GRPOTrainer) -> float:
+    """
+    Advantages up to this size are 0, but for rounding. With `multi_objective_aggregation="normalize_then_sum"`, TRL
+    subtracts a mean of the batch that is 0 but for rounding, and equal rewards get advantages of about 1e-9.
+    """
+    return _ROUNDED_ADVANTAGE if trainer.multi_objective_aggregation == "normalize_then_sum" else 0.0
+
+
+def has_gradient(batch: Mapping[str, Any], least_advantage: float = 0.0) -> torch.Tensor:
     """Rows of a batch whose advantage is not 0, bool `(rows,)`."""
     advantages: torch.Tensor = batch["advantages"]  # (rows,), or (rows, T) where a subclass gives them by token
-    return (advantages != 0).view(len(advantages), -1).any(1)
+    return (advantages.abs() > least_advantage).view(len(advantages), -1).any(1)
 
 
 def token_mask(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -173,48 +181,6 @@ def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
     """Whether layers are computed again in the backward pass, by a trainer's option or by the model's own."""
     of_model = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     return trainer.args.gradient_checkpointing or of_model
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of one that calls a function."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
-            return True
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float) and value > 0:
-                return True
-    return False
-
-
-def positions_depend_on_width(model: torch.nn.Module) -> bool:
-    """
-    Whether the frequencies of a model's rotary positions depend on the width of what it computes: those of
-    Transformers' `"dynamic"` and `"longrope"` do, beyond the length of its pretraining. The check may miss it, as
-    the first batches may be short.
-    """
-    for module in model.modules():
-        rope_types = getattr(module, "rope_type", None)
-        if isinstance(rope_types, str):
-            rope_types = {"": rope_types}
-        if not isinstance(rope_types, Mapping):  # by type of layer
-            continue
-        if any("dynamic" in rope_type or rope_type == "longrope" for rope_type in rope_types.values()):
-            return True
-    return False
-
-
-def _adapts_whole_rows(trainer: GRPOTrainer) -> bool:
-    """
-    Whether an adapter of PEFT works on whole rows: on learned tokens before each prompt, which the model gets as
-    embeddings or as a cache, or from a place in the row on (activated LoRA).
-    """
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    if not is_peft_model(policy):
-        return False
-    for config in policy.peft_config.values():
-        if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
-            return True
-    return False
 
 
 # TRL's passes without gradient

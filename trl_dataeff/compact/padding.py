@@ -13,7 +13,27 @@ import torch
 from accelerate import Accelerator
 
 
-PROMPT_KEYS = ("prompt_ids", "prompt_mask")  # of a batch: `(rows, P)`; all else by token is `(rows, T)`
+#: Keys of TRL's batch: by prompt token, `(rows, P)`
+_OF_PROMPTS = ("prompt_ids", "prompt_mask")
+#: By completion token, `(rows, T)`, like those that end in `_per_token_logps`
+_OF_COMPLETIONS = ("completion_ids", "completion_mask", "tool_mask", "importance_sampling_ratio", "advantages")
+
+
+def _is_of_completions(key: str) -> bool:
+    return key in _OF_COMPLETIONS or key.endswith("_per_token_logps")
+
+
+def other_tensors(batch: Mapping[str, Any]) -> list[str]:
+    """Keys of tensors that a subclass has added to a batch, and that may be by token: who knows how to cut them?"""
+    width = batch["completion_ids"].size(1)
+    others = []
+    for key, value in batch.items():
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or key in _OF_PROMPTS:
+            continue
+        is_known = _is_of_completions(key) and value.dim() == 2 and value.size(1) in (1, width)
+        if not is_known:
+            others.append(key)
+    return others
 
 
 @dataclass(frozen=True)
@@ -89,35 +109,34 @@ def rows_of(
         `dict`: its tensors have memory of their own, so that none keeps the full width.
     """
     full_completion_width = batch["completion_ids"].size(1)
-    result = {}
+    result: dict[str, Any] = {}
     for key, value in batch.items():
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             result[key] = value
             continue
-        if key in PROMPT_KEYS:
-            if prompt_width is not None:
-                value = value[:, value.size(1) - prompt_width :]
-        elif value.dim() == 2 and value.size(1) == full_completion_width and completion_width is not None:
+        if key in _OF_PROMPTS and prompt_width is not None:
+            value = value[:, value.size(1) - prompt_width :]
+        is_by_token = _is_of_completions(key) and value.dim() == 2 and value.size(1) == full_completion_width
+        if is_by_token and completion_width is not None:
             value = value[:, :completion_width]
         result[key] = value[rows]
     return result
 
 
-def rows_with_gradient(advantages: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+def rows_with_gradient(have_gradient: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
     """
-    Rows of this process's batch whose advantage is not 0. Sharded models run their passes in lockstep, so each process
+    Rows of this process's batch that have a gradient. Sharded models run their passes in lockstep, so each process
     gets as many as the one with most. A collective.
 
     Args:
-        advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): TRL's.
+        have_gradient (`torch.Tensor` of shape `(B,)`): which rows have one, bool.
         accelerator ([`~accelerate.Accelerator`]): of the trainer.
 
     Returns:
         `torch.Tensor` of shape `(rows,)`, int64, in ascending order: at least one.
     """
-    is_zero = (advantages == 0).view(len(advantages), -1).all(1)
-    size = max(int(accelerator.gather((~is_zero).sum().view(1)).max()), 1)
-    gradient_first = torch.argsort(is_zero.int(), stable=True)
+    size = max(int(accelerator.gather(have_gradient.sum().view(1)).max()), 1)
+    gradient_first = torch.argsort((~have_gradient).int(), stable=True)
     return torch.sort(gradient_first[:size]).values
 
 

@@ -1,4 +1,4 @@
-"""The generation batch that is trained on now: TRL's micro-batches, and what the update computes in their place."""
+"""The generation batch that is trained on now: TRL's micro-batches, and which of them the loss gets."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trl_dataeff.compact.exact import Parts
-from trl_dataeff.compact.micro_batches import Compacted, segment_length
-
 
 class _Seen(NamedTuple):
     """A value of a micro-batch as TRL made it."""
 
     value: Any
     version: int  # which torch raises whenever a tensor is changed in place
-
-
-class Circumstances(NamedTuple):
-    """
-    What decides how a generation batch is compacted, beside its rows. A callback may change it between two steps.
-
-    Attributes:
-        parts: what may be left out.
-        loss_type: TRL's loss type.
-        accumulated: micro-batches of an optimizer step.
-    """
-
-    parts: Parts
-    loss_type: str
-    accumulated: int
 
 
 class PresentBatch:
@@ -44,9 +26,6 @@ class PresentBatch:
 
     def __init__(self, buffered: list[dict[str, Any]]):
         self.buffered = buffered
-        self.compacted: Compacted | None = None  # `None`: TRL's way
-        self.circumstances: Circumstances | None = None  # `None`: nothing was decided yet
-        self.position = -1  # of the last micro-batch
         self._seen = [{key: _Seen(value, _version(value)) for key, value in batch.items()} for batch in buffered]
 
     def place_of(self, inputs: Mapping[str, Any]) -> int | None:
@@ -60,18 +39,6 @@ class PresentBatch:
     def has_gradient(self) -> bool:
         """Whether any row of this process has one."""
         return any(bool(batch["advantages"].any()) for batch in self.buffered)
-
-    @property
-    def next_position(self) -> int:
-        """The place of the micro-batch behind the last one."""
-        return (self.position + 1) % len(self.buffered)
-
-    def is_within_segment(self, position: int) -> bool:
-        """Whether rows of the micro-batch at this place may have been exchanged with one that was computed before."""
-        if self.circumstances is None:
-            return False
-        parts, _, accumulated = self.circumstances
-        return position % segment_length(len(self.buffered), parts, accumulated) != 0
 
 
 def _version(value: Any) -> int:

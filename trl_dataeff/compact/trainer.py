@@ -17,23 +17,28 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from trl_dataeff.compact.check import Check
+from trl_dataeff.compact.check import CHECKED, Check
 from trl_dataeff.compact.exact import (
     computes_old_logps,
     corrects_sampler,
     exact_parts,
+    handles_losses,
+    has_gradient,
+    has_own_method,
     is_aligned,
     is_batch_private,
+    least_advantage,
     policy_of,
 )
 from trl_dataeff.compact.loss_inputs import LossInputs
-from trl_dataeff.compact.micro_batches import MicroBatch, scale_token_means
+from trl_dataeff.compact.metrics import weigh_last
+from trl_dataeff.compact.micro_batches import MicroBatch
 from trl_dataeff.compact.padding import forward_by_length, rows_with_gradient
-from trl_dataeff.compact.prompts import SharedPrompts, completions_alone
-from trl_dataeff.compact.rounding import computing_type, embeddings_rounded_otherwise
+from trl_dataeff.compact.prompts import Expected, completions_alone, with_positions
 from trl_dataeff.compact.sampler import METRICS as SAMPLER_METRICS
 from trl_dataeff.compact.sampler import SamplerRatio, sampling_metrics
-from trl_dataeff.compact.update import CompactUpdate
+from trl_dataeff.compact.trial import GradientTrial
+from trl_dataeff.compact.update import CompactUpdate, Situation
 from trl_dataeff.utils import PREFIX
 
 
@@ -69,14 +74,13 @@ class CompactGRPOTrainer(GRPOTrainer):
     # `None` until `__init__` has run, so that a subclass may call TRL's methods before
     _dataeff_update: CompactUpdate | None = None
     _dataeff_in_loss: Mapping[str, Any] | None = None  # the micro-batch that TRL's loss has now
+    _dataeff_trial: GradientTrial | None = None  # while rows are computed both ways
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         policy = policy_of(self, self.model)
         self._dataeff_update = CompactUpdate(
-            self.accelerator,
-            Check(self.accelerator, computed_in=computing_type(self, policy), model_name=type(policy).__name__),
-            multiple=cast("int | None", self.pad_to_multiple_of),
+            self.accelerator, Check(self.accelerator, model_name=type(policy).__name__)
         )
 
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
@@ -93,70 +97,110 @@ class CompactGRPOTrainer(GRPOTrainer):
         if inputs is self._dataeff_in_loss:
             # Below TRL 1.16, Liger makes the loss call this method again, within
             return super()._compute_loss(model, inputs)
-        micro_batch = self._dataeff_compacted(inputs)
-        values: Any = inputs if micro_batch is None else micro_batch.inputs
+        if self._dataeff_trial is not None:  # a subclass's loss is tried
+            return self._dataeff_loss(model, cast(MicroBatch, self._dataeff_trial.micro_batch))
+        update = self._dataeff_update
+        if update is None or not self.model.training:
+            return self._dataeff_loss(model, inputs)
+        if handles_losses(self):
+            update.say_once(
+                f"`compact_update`: {type(self).__name__} has a loss of its own, so that all rows stay, each in its "
+                "micro-batch. Padding and repeated prompts are left out where its gradient is TRL's."
+            )
+        trial = GradientTrial(self, model, policy_of(self, model), partial(self._dataeff_tried_loss, model))
+        self._dataeff_trial = trial
+        try:
+            micro_batch = update.micro_batch(inputs, self._dataeff_situation, self._dataeff_remaining(update), trial)
+        finally:
+            self._dataeff_trial = None
+        if micro_batch is None:
+            loss = self._dataeff_loss(model, inputs)
+        else:
+            loss = self._dataeff_loss(model, micro_batch) * micro_batch.factor
+            if micro_batch.weights is not None:
+                weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
+            if self.args.gradient_checkpointing:
+                update.advise_on_checkpointing(self._dataeff_situation(gradient_checkpointing=False))
+        for name, value in update.end_micro_batch().items():
+            self._metrics["train"][PREFIX + name].append(value)
+        return loss
+
+    def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:
+        """TRL's loss of one of its micro-batches, or of what is computed in its place."""
+        values: Any = computed
+        forward: AbstractContextManager[None] = nullcontext()
+        if isinstance(computed, MicroBatch):
+            values = computed.inputs
+            forward = self._dataeff_compact_forward(model, computed)
         if self._dataeff_needs_logps(values):
             values = LossInputs(values, is_rewritten=self._dataeff_rewrites(values))
         self._dataeff_in_loss = values
         try:
-            with self._dataeff_compact_forward(model, micro_batch):
+            with forward:
                 loss: torch.Tensor = super()._compute_loss(model, values)
         finally:
             self._dataeff_in_loss = None
-        if micro_batch is None:
-            return loss
-        scale_token_means(self._metrics["train"], float(micro_batch.metric_weight), self.importance_sampling_level)
-        return loss * micro_batch.factor
-
-    def _dataeff_compacted(self, inputs: dict[str, Any]) -> MicroBatch | None:
-        """The micro-batch that is computed in the place of one of TRL's; `None` if it is computed TRL's way."""
-        update = self._dataeff_update
-        if update is None or not self.model.training:
-            return None
-        parts_now = partial(exact_parts, self)
-        accumulated = self.args.gradient_accumulation_steps
-        found = update.micro_batch(inputs, parts_now, self.loss_type, accumulated, self._dataeff_logps_of_rows)
-        if found.metrics:
-            for name, value in found.metrics.items():
-                self._metrics["train"][PREFIX + name].append(value)
-            if self.args.gradient_checkpointing:
-                update.advise_on_checkpointing(partial(exact_parts, self, gradient_checkpointing=False))
-        return found.micro_batch
+        return loss
 
     def _dataeff_compact_forward(
-        self, model: torch.nn.Module, micro_batch: MicroBatch | None
+        self, model: torch.nn.Module, micro_batch: MicroBatch
     ) -> AbstractContextManager[None]:
-        """Within this context, the forward pass over a compacted micro-batch computes completions alone."""
-        if micro_batch is None or not micro_batch.scores_completions:
+        """Within this context, the forward pass over a micro-batch computes completions alone."""
+        policy = cast(PreTrainedModel, policy_of(self, model))
+        if micro_batch.positions is not None:
+            return with_positions(policy, micro_batch.positions)
+        if not micro_batch.scores_completions:
             return nullcontext()
-        width = micro_batch.inputs["completion_ids"].size(1)
-        return completions_alone(cast(PreTrainedModel, policy_of(self, model)), width, micro_batch.shared)
+        expected = Expected.of(micro_batch.inputs)
+        return completions_alone(policy, expected, micro_batch.shared, self._dataeff_on_other_inputs)
 
-    def _dataeff_logps_of_rows(
-        self,
-        inputs: dict[str, Any],
-        *,
-        scores_completions: bool = False,
-        shared: SharedPrompts | None = None,
-        rounds_otherwise: bool = False,
-    ) -> torch.Tensor:
+    def _dataeff_on_other_inputs(self, what: str) -> None:
+        """Something else than the micro-batch has reached the model, so that what was asked is computed."""
+        if self._dataeff_trial is not None:
+            self._dataeff_trial.other_inputs = what
+        elif self._dataeff_update is not None:
+            self._dataeff_update.check.note_other_inputs(what)
+
+    def _dataeff_tried_loss(
+        self, model: torch.nn.Module, micro_batch: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The loss of a micro-batch that is tried, and its log-probs."""
+        trial = cast(GradientTrial, self._dataeff_trial)
+        trial.micro_batch = micro_batch
+        full = cast("dict[str, Any]", micro_batch.in_full)
+        if has_own_method(self, "compute_loss"):
+            loss = self.compute_loss(model, full)
+        elif has_own_method(self, "_compute_loss"):
+            loss = self._compute_loss(model, full)
+        else:
+            loss = self._dataeff_loss(model, micro_batch)
+        return loss * micro_batch.factor, trial.logps
+
+    def _dataeff_situation(self, gradient_checkpointing: bool | None = None) -> Situation:
+        return Situation(
+            parts=exact_parts(self, gradient_checkpointing),
+            loss_type=self.loss_type,
+            has_kl_term=self.beta != 0.0,
+            least_advantage=least_advantage(self),
+            multiple=cast("int | None", self.pad_to_multiple_of),
+        )
+
+    def _dataeff_remaining(self, update: CompactUpdate) -> int:
         """
-        Log-probs `(rows, T)` of rows under the policy, without gradient and dropout. For the arguments, see
-        [`LogprobsOf`].
+        Micro-batches of the optimizer step that are not computed yet, with the present one. At least so many: where
+        the number of a step's micro-batches changes in a run, the Trainer may end a step before.
         """
-        policy = cast(PreTrainedModel, policy_of(self, self.model))
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].size(1)
-        forward: AbstractContextManager[None] = nullcontext()
-        if scores_completions:
-            forward = completions_alone(policy, width, shared)
-        elif rounds_otherwise:
-            forward = embeddings_rounded_otherwise(policy, computing_type(self, policy))
-        with torch.no_grad(), evaluating(self.model), forward:
-            outputs = super()._get_per_token_logps_and_entropies(self.model, input_ids, attention_mask, width)
-        logps: torch.Tensor = outputs[0]
-        return logps
+        accumulated = self.args.gradient_accumulation_steps
+        update.accumulated = update.accumulated or accumulated
+        if accumulated != update.accumulated:
+            update.say_once(
+                f"`compact_update`: `gradient_accumulation_steps` was {update.accumulated} and is {accumulated}, so "
+                "that rows keep their micro-batch from here on."
+            )
+            update.keeps_micro_batches = True
+        if update.keeps_micro_batches or self.accelerator.sync_gradients:
+            return 1
+        return self.current_gradient_accumulation_steps - update.step.micro_batches
 
     # What depends on the loss's log-probs
 
@@ -207,6 +251,8 @@ class CompactGRPOTrainer(GRPOTrainer):
         is_private = is_batch_private(self)
         leaves_out = is_private and corrects_sampler(self) and is_aligned(self)
         delays = is_private and not corrects_sampler(self) and exact_parts(self).zero_rows
+        if not self._dataeff_computes_by_length():
+            leaves_out = delays = False
         if computes_old_logps(self) and (leaves_out or delays):
             update.delays_next_pass = True
         with self._dataeff_passes_by_length():
@@ -221,7 +267,7 @@ class CompactGRPOTrainer(GRPOTrainer):
                     self._metrics["train"][name].pop()
                 return batch
             args, kwargs = delayed
-            rows = rows_with_gradient(batch["advantages"], self.accelerator)
+            rows = rows_with_gradient(has_gradient(batch, least_advantage(self)), self.accelerator)
             options = cast("dict[str, Any] | None", self.args.gradient_checkpointing_kwargs)
             with torch.no_grad(), disable_gradient_checkpointing(self.model, options):
                 old_logps, _, _ = self._dataeff_logps_by_length(
@@ -236,11 +282,23 @@ class CompactGRPOTrainer(GRPOTrainer):
         batch["old_per_token_logps"] = old_logps.nan_to_num(nan=0.0)
         return batch
 
+    def _dataeff_computes_by_length(self) -> bool:
+        """
+        Whether passes without gradient may be others than TRL's: once the model was checked, if it draws no random
+        numbers. As long as the policy is the reference, the difference of both is 0 to the bit in TRL's way.
+        """
+        update = self._dataeff_update
+        if update is None or self._is_vlm:
+            return False
+        is_checked = update.check.is_begun or not any(getattr(exact_parts(self), name) for name in CHECKED)
+        is_reference = self.beta != 0.0 and not update.has_learned
+        return is_checked and not update.check.draws and not is_reference
+
     @contextmanager
     def _dataeff_passes_by_length(self) -> Iterator[None]:
         """Within this context, passes without gradient for log-probs run over rows of similar length."""
         update = self._dataeff_update
-        if update is None or self._is_vlm:
+        if update is None or not self._dataeff_computes_by_length():
             yield
             return
         update.passes_by_length = True
@@ -261,6 +319,8 @@ class CompactGRPOTrainer(GRPOTrainer):
                 return torch.zeros(args[0].size(0), args[2], device=args[0].device), None, None
             return self._dataeff_logps_by_length(forward, model, *args, **kwargs)
         outputs = forward(model, *args, **kwargs)
+        if self._dataeff_trial is not None:
+            self._dataeff_trial.logps = outputs[0]
         micro_batch = self._dataeff_in_loss
         if isinstance(micro_batch, LossInputs) and micro_batch.awaits_logps and outputs[0] is not None:
             micro_batch.rewrite(self._dataeff_on_logps(micro_batch.data, outputs[0]))
@@ -287,7 +347,8 @@ class CompactGRPOTrainer(GRPOTrainer):
         def forward_of_chunk(ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> ForwardOutputs:
             if not parts.prompt_scores:
                 return forward(model, ids, mask, width, **options)
-            with completions_alone(cast(PreTrainedModel, policy_of(self, model)), width):
+            policy = cast(PreTrainedModel, policy_of(self, model))
+            with completions_alone(policy, Expected(ids, mask, width), on_other=self._dataeff_on_other_inputs):
                 return forward(model, ids, mask, width, **options)
 
         return forward_by_length(
@@ -299,18 +360,6 @@ class CompactGRPOTrainer(GRPOTrainer):
             rows=rows,
             cuts_left=parts.left_padding,
             cuts_right=parts.right_padding,
-            multiple=update.multiple,
+            multiple=cast("int | None", self.pad_to_multiple_of),
             **kwargs,
         )
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within this context, a model has no dropout; afterwards each of its modules is as it was."""
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in was_training.items():
-            module.training = training

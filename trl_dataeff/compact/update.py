@@ -1,66 +1,110 @@
-"""The state of a trainer's update: what was checked, and the generation batch that is trained on."""
+"""The state of a trainer's update: what was checked, and the micro-batches that are trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from transformers.utils import logging
 
-from trl_dataeff.compact.check import Check, LogprobsOf
-from trl_dataeff.compact.dealing import Deal
+from trl_dataeff.compact.check import Check, Trial
 from trl_dataeff.compact.exact import Parts
-from trl_dataeff.compact.micro_batches import MicroBatch, MicroBatchCompactor
-from trl_dataeff.compact.present_batch import Circumstances, PresentBatch
+from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, Rows, compact, deal
+from trl_dataeff.compact.padding import other_tensors
+from trl_dataeff.compact.present_batch import PresentBatch
 
 
 logger = logging.get_logger(__name__)
+WORTH_MENTIONING = 0.1  # share of the update's tokens
 
 
-@dataclass(frozen=True)
-class Found:
+class Situation(NamedTuple):
     """
-    What a micro-batch of TRL's is computed as.
+    What decides how micro-batches are computed, beside their rows. A callback may change it between two steps.
 
     Attributes:
-        micro_batch: the compacted one; `None`: it is computed TRL's way.
-        metrics: of the generation batch, if it was compacted now.
+        parts: what may be left out by what is known of the trainer's loss and model.
+        loss_type: TRL's loss type.
+        has_kl_term: whether rows without an advantage have a gradient.
+        least_advantage: advantages up to this size are 0, but for rounding.
+        multiple: TRL's `pad_to_multiple_of`.
     """
 
-    micro_batch: MicroBatch | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    parts: Parts
+    loss_type: str
+    has_kl_term: bool
+    least_advantage: float
+    multiple: int | None
+
+
+@dataclass
+class _Segment:
+    """
+    Micro-batches that follow one another in an optimizer step, and that may have exchanged rows.
+
+    Attributes:
+        start: place of the first in the generation batch.
+        length: how many there are.
+        compacted: what is computed in their place; `None`: they are computed TRL's way.
+        parts: what that leaves out.
+        last: place of the last one that was computed.
+    """
+
+    start: int
+    length: int
+    compacted: Compacted | None
+    parts: Parts
+    last: int
+
+    def continues_at(self, place: int) -> bool:
+        """Whether the micro-batch at this place is the next one, or the last one again."""
+        return place in (self.last, self.last + 1) and self.start <= place < self.start + self.length
+
+
+@dataclass
+class StepCounts:
+    """What the update of an optimizer step computes, of all processes."""
+
+    micro_batches: int = 0
+    tokens: int = 0
+    tokens_of_trl: int = 0
 
 
 class CompactUpdate:
     """
-    Compacts the generation batches of a trainer, each when the loss gets the first micro-batch of it.
+    Compacts the micro-batches of an optimizer step when the loss gets the first of them.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): of the trainer.
-        check ([`Check`]): compares the model's log-probs.
-        multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
+        check ([`Check`]): compares gradients.
 
     Attributes:
         passes_by_length (`bool`): whether passes without gradient for log-probs are computed by length now.
         delays_next_pass (`bool`): whether the next of them waits until TRL's method has run.
+        step (`StepCounts`): of the present optimizer step.
+        has_learned (`bool`): whether an update of the run had a gradient.
+        accumulated (`int` or `None`): micro-batches of the run's first optimizer step.
+        keeps_micro_batches (`bool`): whether that number has changed, so that rows keep their micro-batch.
     """
 
-    def __init__(self, accelerator: Accelerator, check: Check, multiple: int | None = None):
+    def __init__(self, accelerator: Accelerator, check: Check):
         self.accelerator = accelerator
         self.check = check
-        self.multiple = multiple
-        self.compactor = MicroBatchCompactor(accelerator, check, multiple)
         self.passes_by_length = False
         self.delays_next_pass = False
+        self.step = StepCounts()
+        self.has_learned = False
+        self.accumulated: int | None = None
+        self.keeps_micro_batches = False
         self._delayed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._present: PresentBatch | None = None
-        self._resumed: tuple[tuple[list[Deal], Parts], Circumstances] | None = None  # of a half-used batch
+        self._segment: _Segment | None = None
         self._advised_on_checkpointing = False
         self._met_loss = False  # whether our loss has got a micro-batch of this run
-        self._warned: set[str] = set()
+        self._said: set[str] = set()
 
     # The generation batch
 
@@ -73,114 +117,160 @@ class CompactUpdate:
             return
         has_gradient = self._present is not None and self._present.has_gradient
         if has_gradient and not self._met_loss:
-            self._warn_once(
+            self.say_once(
                 f"`compact_update`: the loss of {trainer_name} does not call `CompactGRPOTrainer._compute_loss`, so "
                 "that the update is TRL's. If a subclass overrides the loss, let it call `super()._compute_loss`."
             )
         self._present = PresentBatch(buffered)
+        self._segment = None
 
     def micro_batch(
-        self,
-        inputs: Mapping[str, Any],
-        parts_now: Callable[[], Parts],
-        loss_type: str,
-        accumulated: int,
-        logps_of: LogprobsOf | None,
-    ) -> Found:
+        self, inputs: Mapping[str, Any], situation: Callable[[], Situation], remaining: int, trial: Trial | None
+    ) -> MicroBatch | None:
         """
-        What is computed in the place of one of TRL's micro-batches. A collective if there are several processes.
+        What is computed in the place of one of TRL's micro-batches; `None`: it is computed TRL's way. A collective if
+        there are several processes.
 
         Args:
             inputs (`Mapping`): what the loss gets.
-            parts_now (`Callable`): what may be left out, by the loss and the model as they are now.
-            loss_type (`str`): TRL's loss type.
-            accumulated (`int`): micro-batches of an optimizer step.
-            logps_of (`LogprobsOf`, *optional*): the policy's log-probs. Without it nothing is checked.
+            situation (`Callable`): what decides how it is computed.
+            remaining (`int`): micro-batches of the optimizer step that are not computed yet, with this one.
+            trial ([`Trial`], *optional*): computes both ways. Without it nothing is checked.
         """
         self._met_loss = True
+        self.step.micro_batches += 1
         present = self._present
         if present is None:
-            self._warn_of_other_micro_batches()
-            return Found()
+            self._say_of_other_micro_batches()
+            return None
         place = present.place_of(inputs)
-        is_known = place is not None
-        position = present.next_position if place is None else place
-        present.position = position
-        metrics: dict[str, float] = {}
-        if not present.is_within_segment(position):
-            metrics = self._begin_segment(present, is_known, parts_now, loss_type, accumulated, logps_of)
-        elif present.compacted is not None and not is_known:
+        segment = self._segment
+        if segment is not None and place is not None and segment.continues_at(place):
+            segment.last = place
+        elif segment is not None and segment.parts.exchange and segment.last < segment.start + segment.length - 1:
             raise RuntimeError(
-                "The loss got a micro-batch that was changed since TRL made it, after rows of it were exchanged with "
-                "another micro-batch of the optimizer step. Let a subclass change all micro-batches of a step, or "
-                "none, or set `compact_update=False`."
+                "The loss got a micro-batch that was changed since TRL made it, or another one than the next, after "
+                "rows of it were exchanged with another micro-batch of the optimizer step. Let a subclass change all "
+                "micro-batches of a step, or none, or set `compact_update=False`."
             )
-        if present.compacted is None:
-            return Found()
-        return Found(present.compacted.micro_batches[position], metrics)
+        else:
+            segment = self._begin_segment(present, inputs, place, situation(), remaining, trial)
+        if segment.compacted is None:
+            return None
+        return segment.compacted.micro_batches[segment.last - segment.start]
 
     def _begin_segment(
         self,
         present: PresentBatch,
-        is_known: bool,
-        parts_now: Callable[[], Parts],
-        loss_type: str,
-        accumulated: int,
-        logps_of: LogprobsOf | None,
-    ) -> dict[str, float]:
-        """
-        Decide how the next micro-batches are computed, up to the last that may exchange rows with them. Returns the
-        metrics of the generation batch, if it is compacted now.
-        """
-        circumstances = Circumstances(parts_now(), loss_type, accumulated)
-        changed = torch.tensor([not is_known], device=self.accelerator.device)
-        if self.accelerator.gather(changed).any():
-            self._warn_of_other_micro_batches()
-            present.compacted = None
-            present.circumstances = circumstances
-            return {}
-        if present.compacted is not None and present.circumstances == circumstances:
-            return {}
-        dealt = None
-        if self._resumed is not None and self._resumed[1] == circumstances:
-            dealt = self._resumed[0]
-        self._resumed = None
-        is_first = present.circumstances is None
-        present.compacted = self.compactor.compact(
-            present.buffered, circumstances.parts, loss_type, accumulated, logps_of, dealt
-        )
-        present.circumstances = circumstances
-        if not is_first or dealt is not None:
-            return {}
-        tokens = present.compacted.tokens
-        return {"update/tokens": tokens, "update/tokens_saved": 1 - tokens / present.compacted.tokens_of_trl}
+        inputs: Mapping[str, Any],
+        place: int | None,
+        situation: Situation,
+        remaining: int,
+        trial: Trial | None,
+    ) -> _Segment:
+        """Decide how the next micro-batches are computed, up to the last that may exchange rows with this one."""
+        start = 0 if place is None else place
+        holds_list = any(isinstance(value, list) for value in present.buffered[start].values())
+        # As with images, which are not by row
+        keeps_all = holds_list or any("token_type_ids" in key for key in present.buffered[start])
+        own_tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        own = torch.tensor([[place is None, keeps_all, own_tokens]], device=self.accelerator.device)
+        some_unknown, some_keep_all, tokens = self.accelerator.gather(own).sum(0).tolist()
+        if some_unknown:
+            self._say_of_other_micro_batches()
+        exchanges = (self.check.kept & situation.parts).exchange
+        length = max(min(remaining, len(present.buffered) - start), 1) if exchanges else 1
+        batches = present.buffered[start : start + length]
+        compacted = None
+        parts = Parts.none()
+        if not (some_unknown or some_keep_all):
+            compacted, parts = self._compact(batches, situation, trial)
+        if not parts.exchange:
+            length = 1
+        self._segment = _Segment(start, length, compacted, parts, last=start)
+        self.step.tokens += tokens if compacted is None else compacted.tokens
+        self.step.tokens_of_trl += tokens if compacted is None else compacted.tokens_of_trl
+        return self._segment
 
-    def advise_on_checkpointing(self, parts: Callable[[], Parts]) -> None:
+    def _compact(
+        self, batches: list[dict[str, Any]], situation: Situation, trial: Trial | None
+    ) -> tuple[Compacted | None, Parts]:
+        """Micro-batches as they are computed, and what that leaves out; `None`: they are computed TRL's way."""
+        rows = Rows(batches, situation.loss_type, situation.least_advantage)
+        own = rows.have_gradient.any().view(1).to(self.accelerator.device)
+        has_gradient = bool(self.accelerator.gather(own).any())
+        self.has_learned = self.has_learned or has_gradient
+        if situation.has_kl_term and not has_gradient:
+            # Where the policy still is the reference, TRL's gradient is 0 to the bit
+            return None, Parts.none()
+        parts = situation.parts
+        others = other_tensors(rows.joined)
+        if others:
+            parts = parts.without(["left_padding", "right_padding"])
+            self.say_once(
+                f"`compact_update`: padding stays, because the batch has tensors of a subclass ({', '.join(others)}), "
+                "which may be by token."
+            )
+        if trial is not None:
+            could_exchange = (self.check.kept & parts).exchange
+            parts = self.check.allowed(rows, parts, trial, situation.multiple)
+            if could_exchange and not parts.exchange and len(batches) > 1:
+                return self._compact(batches[:1], situation, trial)
+        else:
+            parts = self.check.kept & parts
+        return compact(rows, parts, self.accelerator, situation.multiple), parts
+
+    def end_micro_batch(self) -> dict[str, float]:
+        """
+        Note that the loss of a micro-batch was computed. Returns the metrics of the optimizer step if it was the last.
+        """
+        if not self.accelerator.sync_gradients:
+            return {}
+        step, self.step = self.step, StepCounts()
+        if step.tokens_of_trl == 0:
+            return {}
+        return {"update/tokens": step.tokens, "update/tokens_saved": 1 - step.tokens / step.tokens_of_trl}
+
+    def advise_on_checkpointing(self, situation: Situation) -> None:
         """
         Say once how much more would be left out without gradient checkpointing, if that is much. A collective.
 
         Args:
-            parts (`Callable`): what could be left out then.
+            situation ([`Situation`]): as it is without gradient checkpointing.
         """
+        segment = self._segment
         present = self._present
-        if self._advised_on_checkpointing or present is None:
+        if self._advised_on_checkpointing or present is None or segment is None or segment.compacted is None:
             return
-        if present.compacted is None or present.circumstances is None:
+        if not (self.check.kept & situation.parts).shared_prompts:
+            self._advised_on_checkpointing = True
             return
-        self._advised_on_checkpointing = self.compactor.advise_on_checkpointing(
-            present.buffered, parts(), present.circumstances.accumulated, present.compacted
-        )
+        parts = replace(segment.parts, shared_prompts=True)
+        batches = present.buffered[segment.start : segment.start + segment.length]
+        rows = Rows(batches, situation.loss_type, situation.least_advantage)
+        own = sum(each.tokens for each in deal(rows, parts, self.accelerator, situation.multiple))
+        counted = torch.tensor([own], dtype=torch.int64, device=self.accelerator.device)
+        tokens = int(self.accelerator.gather(counted).sum())
+        share = 1 - tokens / segment.compacted.tokens
+        if share >= WORTH_MENTIONING:
+            self.say_once(
+                f"`gradient_checkpointing=False` would save a further {share:.0%} of the update's tokens: the prompt "
+                "of a group could be computed once. It needs more memory for activations."
+            )
+        # These micro-batches do not tell where no rows with a gradient have the same prompt
+        self._advised_on_checkpointing = tokens < segment.compacted.tokens
 
-    def _warn_of_other_micro_batches(self) -> None:
-        self._warn_once(
+    def _say_of_other_micro_batches(self) -> None:
+        self.say_once(
             "`compact_update`: the loss gets micro-batches that are not as TRL has made them, such as those that a "
             "subclass has changed before. Their update is TRL's."
         )
 
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned and self.accelerator.is_main_process:
+    def say_once(self, message: str) -> None:
+        """Log a line on the main process, if it was not logged yet."""
+        if message not in self._said and self.accelerator.is_main_process:
             logger.warning(message)
-        self._warned.add(message)
+        self._said.add(message)
 
     # A pass for old log-probs that waits until TRL's method has run
 
@@ -201,30 +291,18 @@ class CompactUpdate:
     def begin_run(self) -> None:
         """Forget the generation batch of an earlier run."""
         self._present = None
-        self._resumed = None
+        self._segment = None
+        self.step = StepCounts()
+        self.has_learned = False
+        self.accumulated = None
+        self.keeps_micro_batches = False
         self._met_loss = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What was checked, and how the present generation batch was dealt, as JSON values."""
-        state: dict[str, Any] = {"check": self.check.state_dict(), "present": None}
-        present = self._present
-        if present is not None and present.compacted is not None and present.circumstances is not None:
-            parts, loss_type, accumulated = present.circumstances
-            state["present"] = {
-                "deals": [asdict(deal) for deal in present.compacted.deals],
-                "left_out": asdict(present.compacted.parts),
-                "parts": asdict(parts),
-                "loss_type": loss_type,
-                "accumulated": accumulated,
-            }
-        return state
+        """What was checked, as JSON values."""
+        return {"check": self.check.state_dict(), "has_learned": self.has_learned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what [`state_dict`] returned. The next generation batch is that of the checkpoint."""
+        """Restore what [`state_dict`] returned."""
         self.check.load_state_dict(state["check"])
-        saved = state["present"]
-        if saved is None:
-            return
-        deals = [Deal(**deal) for deal in saved["deals"]]
-        circumstances = Circumstances(Parts(**saved["parts"]), saved["loss_type"], saved["accumulated"])
-        self._resumed = ((deals, Parts(**saved["left_out"])), circumstances)
+        self.has_learned = state["has_learned"]

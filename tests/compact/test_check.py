@@ -1,0 +1,317 @@
+"""Whether the gradient is the same without what is left out: which parts are tried, kept, and switched off."""
+
+import copy
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOTrainer
+
+from tests.compact.test_compaction import PARTS, accelerator, batch_of_rows, columns_of, split
+from tests.factories.comparison import messages
+from tests.factories.tiny import run, tiny_model
+from tests.factories.training import partly_learnable_reward
+from trl_dataeff.compact import CompactGRPOTrainer
+from trl_dataeff.compact.check import CHECKED, MOST_ROWS, Check, Outcome
+from trl_dataeff.compact.exact import Parts
+from trl_dataeff.compact.micro_batches import Rows
+from trl_dataeff.compact.trial import GradientTrial, RandomState, as_before
+
+
+class Trial:
+    """
+    Of a model whose gradient depends on `what`. Notes the pairs that it compares.
+
+    Attributes:
+        limit: the position from which on its gradient is another; `None`: there is none.
+        counts_padding: whether its positions count the padding of a prompt.
+    """
+
+    def __init__(self, what=(), *, raises=(), draws="never", limit=None, counts_padding=True, of_padding=False):
+        self.what = what
+        self.raises = raises
+        self.draws = draws
+        self.limit = limit
+        self.counts_padding = counts_padding
+        self.of_padding = of_padding
+        self.pairs = []
+
+    def counts_positions(self):
+        return True
+
+    def compare(self, first, second, *, in_evaluation=False):
+        self.pairs.append((first, second, in_evaluation))
+        assert sum(len(each.inputs["row"]) for each in first) == sum(len(each.inputs["row"]) for each in second)
+        if "whole" in self.raises:
+            raise ValueError("a few rows are too few")
+        if first[0].positions is not None or second[0].positions is not None:
+            return Outcome(float(self.differs_by_position(first[0], second[0])), 0.1)
+        left_out = {
+            "left_padding": any(each.inputs["prompt_ids"].size(1) < 4 for each in second),
+            "right_padding": any(columns_of(each.inputs) < 5 for each in second),
+            "shared_prompts": any(each.shared is not None for each in second),
+            "prompt_scores": any(each.scores_completions for each in second),
+        }
+        found = {name for name, is_left_out in left_out.items() if is_left_out}
+        draws = self.draws == "always" or (self.draws == "training" and not in_evaluation)
+        error = "ValueError: no" if found & set(self.raises) else ""
+        return Outcome(1.0 if found & set(self.what) else 0.0, 0.1, draws, error=error)
+
+    def differs_by_position(self, first, second):
+        if first.positions is None:  # a padded prompt, and positions that count the padding
+            return not self.counts_padding
+        if self.limit is None:
+            return False
+        is_token = torch.cat([second.inputs["prompt_mask"], second.inputs["completion_mask"]], 1).bool()
+        matters = second.positions if self.of_padding else second.positions[is_token]
+        return bool((matters >= self.limit).any())
+
+
+def rows_with_all(seed: int = 3) -> Rows:
+    """Rows of which something of each part is left out."""
+    rng = np.random.default_rng(seed)
+    return Rows(split(batch_of_rows(rng, 24, 0.8, False), 6), "dapo")
+
+
+def resumed(check: Check) -> Check:
+    """One that has gone through a checkpoint."""
+    again = Check(accelerator())
+    again.load_state_dict(json.loads(json.dumps(check.state_dict())))
+    return again
+
+
+@pytest.mark.parametrize("how", ["what", "raises"])
+@pytest.mark.parametrize("part", CHECKED)
+def test_a_part_that_changes_the_gradient_is_switched_off_and_the_others_stay(part, how, caplog_transformers):
+    trial = Trial(**{how: (part,)})
+    check = Check(accelerator(), model_name="Tiny")
+    rows = rows_with_all()
+    allowed = check.allowed(rows, PARTS, trial)
+    others = ["shared_prompts"] if part == "prompt_scores" else []
+    assert allowed == PARTS.without([part, *others])
+    (line,) = messages(caplog_transformers, "switched off")
+    assert ("raises ValueError: no" in line) == (how == "raises")
+    pairs = len(trial.pairs)
+    for later in (check, resumed(check)):
+        assert later.allowed(rows, PARTS, trial) == later.passed(PARTS) == allowed
+    assert len(trial.pairs) == pairs, "what was checked is checked again"
+
+
+def test_where_all_is_the_same_rows_are_computed_once_each_way_and_once_at_far_positions():
+    trial = Trial()
+    assert Check(accelerator()).allowed(rows_with_all(), PARTS, trial) == PARTS
+    assert len(trial.pairs) == 2
+
+
+def test_a_pass_that_draws_is_not_shared_and_the_rest_is_compared_in_evaluation_mode(caplog_transformers):
+    trial = Trial(what=("left_padding",), draws="training")
+    check = Check(accelerator())
+    assert check.allowed(rows_with_all(), PARTS, trial) == PARTS.without(["shared_prompts", "left_padding"])
+    assert check.draws
+    assert resumed(check).draws
+    assert all(in_evaluation for _, _, in_evaluation in trial.pairs[1:])
+    assert len(messages(caplog_transformers, "switched off")) == 2
+
+
+def test_nothing_is_left_out_of_what_draws_in_evaluation_mode_too():
+    allowed = Check(accelerator()).allowed(rows_with_all(), PARTS, Trial(draws="always"))
+    assert allowed == PARTS.without(CHECKED)
+
+
+def test_a_trainer_that_needs_its_whole_micro_batches_computes_them(caplog_transformers):
+    allowed = Check(accelerator()).allowed(rows_with_all(), PARTS, Trial(raises=("whole",)))
+    assert allowed == Parts.none()
+    (line,) = messages(caplog_transformers, "switched off")
+    assert "ValueError: a few rows are too few" in line
+
+
+def test_without_a_gradient_nothing_is_compared_and_what_is_not_checked_stays():
+    trial = Trial(what=("left_padding",))
+    check = Check(accelerator())
+    without = Rows(split(batch_of_rows(np.random.default_rng(0), 12, 0.0, False), 6), "dapo")
+    assert check.allowed(without, PARTS, trial) == PARTS.without(CHECKED)
+    assert not trial.pairs
+    assert not check.is_begun
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"limit": 17}, ["left_padding", "right_padding"]),  # beyond what rows reach
+        ({"limit": 12}, ["right_padding"]),  # learned positions, or queries that are scaled by them
+        ({"limit": 12, "counts_padding": False}, ["left_padding", "right_padding"]),  # they come from the mask
+        ({"limit": 12, "of_padding": True}, []),  # frequencies that depend on the last position of all
+    ],
+)
+def test_positions_decide_what_is_cut(options, kept):
+    """Rows are up to 9 tokens wide, so that positions up to 16 are tried."""
+    allowed = Check(accelerator()).allowed(rows_with_all(), PARTS, Trial(**options))
+    assert [name for name in ("left_padding", "right_padding") if getattr(allowed, name)] == kept
+
+
+def wider(rows: Rows, columns: int) -> Rows:
+    """The same with so many more columns of padding before the prompts."""
+    batches = []
+    for batch in rows.batches:
+        padding = torch.zeros(len(batch["advantages"]), columns, dtype=torch.int64)
+        prompts = {key: torch.cat([padding, batch[key]], 1) for key in ("prompt_ids", "prompt_mask")}
+        batches.append({**batch, **prompts})
+    return Rows(batches, rows.loss_type)
+
+
+def test_positions_are_tried_again_when_rows_become_wider():
+    rows = rows_with_all()
+    trial = Trial(limit=100)
+    check = Check(accelerator())
+    assert check.allowed(rows, PARTS, trial) == PARTS
+    assert check.allowed(wider(rows, 7), PARTS, trial) == PARTS
+    assert len(trial.pairs) == 2, "16 columns were tried"
+    assert not check.allowed(wider(rows, 110), PARTS, trial).left_padding
+
+
+def test_another_process_may_fail_or_need_a_check():
+    """What this process finds alone would leave all out."""
+
+    def gather(own):
+        """Another process has rows that matter."""
+        return torch.cat([own, torch.ones_like(own)])
+
+    one_length = batch_of_rows(np.random.default_rng(0), 4, 1.0, False)
+    one_length["prompt_mask"][:] = 1
+    one_length["completion_mask"][:] = 1
+    trial = Trial()
+    Check(accelerator(2, gather)).allowed(Rows(split(one_length, 2), "dapo"), PARTS, trial)
+    assert trial.pairs
+
+
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.5, 1.0]), size=st.integers(1, 4), n=st.integers(1, 5))
+def test_chosen_rows_show_what_is_left_out(seed, share, size, n):
+    """Equally many on each process, two of a group where one has two, and padding is cut wherever it could be."""
+    rows = Rows(split(batch_of_rows(np.random.default_rng(seed), size * n, share, False), size), "dapo")
+    if not rows.have_gradient.any():
+        return
+    trial = Trial()
+    Check(accelerator()).allowed(rows, PARTS, trial)
+    first, second, _ = trial.pairs[0]
+    chosen = torch.cat([each.inputs["row"] for each in first]).tolist()
+    assert len(set(chosen)) == len(chosen) == min(MOST_ROWS, size * n)
+    assert chosen == torch.cat([each.inputs["row"] for each in second]).tolist()
+    assert all(len(each.inputs["row"]) <= size for each in first), "more rows than TRL's micro-batches have"
+    assert rows.have_gradient[chosen[0]]
+    active = rows.have_gradient.nonzero()[:, 0].tolist()
+    numbers = rows.lengths.prompt_number
+    if len({numbers[row] for row in active}) < len(active):
+        assert any(each.shared is not None for each in second)
+    losses = [sum(float(each.inputs["ref_per_token_logps"].sum()) for each in way) for way in (first, second)]
+    assert losses[0] == pytest.approx(losses[1]), "tokens were cut"
+
+
+# The trial of a real trainer
+
+
+def state_of(trainer) -> dict:
+    return {
+        "random": (random.getstate(), torch.get_rng_state().tolist(), str(np.random.get_state(legacy=False))),  # noqa: NPY002
+        "gradients": [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
+        "metrics": copy.deepcopy(dict(trainer._metrics["train"])),
+        "training": [module.training for module in trainer.model.modules()],
+        "buffers": [buffer.clone() for buffer in trainer.model.buffers()],
+        "hooks": [len(module._forward_pre_hooks) for module in trainer.model.modules()],
+        "forwards": ["forward" in vars(module) for module in trainer.model.modules()],
+        "report_to": list(trainer.args.report_to),
+    }
+
+
+def assert_equal(a, b) -> None:
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_trial_leaves_no_trace(tmp_path, monkeypatch, accumulated, dropout):
+    """Also where gradients of the step are there already."""
+    seen = []
+    compare = GradientTrial.compare
+
+    def watched(trial, *args, **kwargs):
+        before = state_of(trial.trainer)
+        outcome = compare(trial, *args, **kwargs)
+        after = state_of(trial.trainer)
+        seen.append((before, after, outcome))
+        return outcome
+
+    monkeypatch.setattr(GradientTrial, "compare", watched)
+    model = tiny_model()
+    model.config.attention_dropout = dropout
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = dropout
+    options = {"rewards": partly_learnable_reward, "max_steps": 3, "trainer": {"model": model}}
+    if accumulated:
+        options |= {"gradient_accumulation_steps": 2, "steps_per_generation": 1}
+    run(tmp_path, CompactGRPOTrainer, **options)
+    assert seen
+    for before, after, _ in seen:
+        assert_equal(before, after)
+    assert any(outcome.draws for _, _, outcome in seen) == (dropout > 0)
+
+
+def test_attributes_and_buffers_are_as_they_were():
+    """As rotary positions have them, which depend on the longest row so far."""
+    module = torch.nn.Module()
+    module.register_buffer("inv_freq", torch.ones(3))
+    module.longest, module.cache = 8, [1]
+    owner = SimpleNamespace(steps=1, scale=torch.ones(1))
+    first = module.inv_freq
+    with as_before([module, owner]):
+        module.inv_freq[1] = 5.0
+        module.register_buffer("inv_freq", torch.zeros(3))
+        module.longest = 9
+        owner.steps, owner.scale = 2, None
+    assert module.inv_freq is first
+    assert module.inv_freq.tolist() == [1, 1, 1]
+    assert (module.longest, owner.steps, owner.scale.item()) == (8, 1, 1.0)
+
+
+@pytest.mark.parametrize("draw", [torch.rand, np.random.rand, lambda n: random.random()])
+def test_what_is_drawn_is_seen_and_drawn_again(draw):
+    state = RandomState(torch.device("cpu"))
+    assert state.is_present()
+    first = draw(1)
+    assert not state.is_present()
+    state.restore()
+    assert draw(1) == first
+
+
+def test_the_first_update_takes_little_more_than_trls(tmp_path, monkeypatch):
+    """The rows that are computed for the check, both ways, are few."""
+    rows = []
+
+    def count(module, args, kwargs):
+        if torch.is_grad_enabled():
+            rows.append(kwargs["input_ids"].numel())
+
+    options = {"rewards": partly_learnable_reward, "max_steps": 1, "per_device_train_batch_size": 16, "train": False}
+    tokens = {}
+    for trainer_class in (GRPOTrainer, CompactGRPOTrainer):
+        rows.clear()
+        trainer = run(tmp_path / trainer_class.__name__, trainer_class, **options)
+        trainer.model.register_forward_pre_hook(count, with_kwargs=True)
+        trainer.train()
+        tokens[trainer_class] = sum(rows)
+    assert tokens[CompactGRPOTrainer] < 1.2 * tokens[GRPOTrainer]
