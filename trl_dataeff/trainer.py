@@ -219,8 +219,6 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         validation.check_unchanged(self._dataeff_fields, self.args)
         if self._dataeff_callback.has_trained:
             trl_state.forget_last_run(self)
-        if self._dataeff_update is not None:
-            self._dataeff_update.begin_run()
         cast(Observer, self._dataeff_observer).begin_run()
 
     def _dataeff_begin_run(self) -> None:

@@ -19,6 +19,7 @@ from trl_dataeff.utils import PREFIX, UserError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart: one per run, `C0`, `C1`, ...
 COLOURS = ["#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00"]
+TOKENS_SAVED = f"{PREFIX}update/tokens_saved"
 #: What became of rollouts, with colours that differ from those of runs
 DESTINATIONS = {"trained": "#333333", "kept": "#f0e442", "dropped": "#bbbbbb"}
 #: Limits of the axis of a share, beyond [0, 1], because the frame would hide a line at its edge
@@ -88,6 +89,8 @@ def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
             panels.append(partial(rewards, runs, x))
     if any(_has_points(run.effective_share()) for run in runs):
         panels.append(partial(effective, runs))
+    if any(_has_points(run.series(TOKENS_SAVED)) for run in runs):
+        panels.append(partial(tokens_computed, runs))
     own_runs = [run for run in runs if f"{PREFIX}rollouts_generated" in run.logs]
     if own_runs:
         panels.append(partial(flow, own_runs))
@@ -135,6 +138,14 @@ def effective(runs: Sequence[RecordedRun], axes: Any) -> None:
         steps, shares = run.effective_share()
         axes.plot(steps, running_mean(shares), color=f"C{i}")
     axes.set(title="Effective groups", xlabel=AXES["step"], ylabel="share of generated groups", ylim=SHARE_LIMITS)
+
+
+def tokens_computed(runs: Sequence[RecordedRun], axes: Any) -> None:
+    """Draw the share of TRL's tokens that updates computed."""
+    for i, run in enumerate(runs):
+        steps, saved = run.series(TOKENS_SAVED)
+        axes.plot(steps, running_mean(1 - saved), color=f"C{i}")
+    axes.set(title="Tokens of the update", xlabel=AXES["step"], ylabel="share of TRL's tokens", ylim=SHARE_LIMITS)
 
 
 def flow(runs: Sequence[RecordedRun], axes: Any) -> None:

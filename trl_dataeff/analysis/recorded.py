@@ -275,7 +275,8 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts dropped": _formatted(last.get(f"{PREFIX}rollouts_discarded"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
         "tokens of the update": _formatted(_share_computed(run), ".0%", " of TRL's"),
-        "time": _duration(run),
+        "time": _duration(run, "step_time"),
+        "time of the updates": _duration(run, f"{PREFIX}update/seconds"),
     }
     # The reward in training is one of selected prompts, of which a step has few
     known["reward in training"] = "" if run.held_out else _ends(run, "reward", STEPS_OF_AN_END)
@@ -304,9 +305,9 @@ def _share_computed(run: RecordedRun) -> float | None:
     return float(1 - saved.mean()) if len(saved) > 0 else None
 
 
-def _duration(run: RecordedRun) -> str:
-    """The time of training by the mean time of a step, since plain TRL logs no other times; empty without one."""
-    steps, seconds_per_step = run.series("step_time")
+def _duration(run: RecordedRun, metric: str) -> str:
+    """A time of the whole run, by its mean in a step; empty without one. TRL logs that of training, and no other."""
+    steps, seconds_per_step = run.series(metric)
     if len(steps) == 0:
         return ""
     seconds = seconds_per_step.mean() * steps[-1]

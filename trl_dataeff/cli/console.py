@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.tracking.metrics import END
 from trl_dataeff.utils import PREFIX, is_number, terminal_width
 
 
 REPEAT_HEADER = 20  # rows
-TOKENS_SAVED = PREFIX + "update/tokens_saved"
 
 
 class Column(NamedTuple):
@@ -77,7 +75,6 @@ class TableCallback(TrainerCallback):
         self._known: list[str] = []  # metrics of `COLUMNS` so far
         self._shown: list[str] = []  # those of the last header
         self._rows = 0  # since the last header
-        self._tokens_saved: list[float] = []  # of the update, by log
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
@@ -95,17 +92,11 @@ class TableCallback(TrainerCallback):
                 State of the run.
 
         Returns:
-            `list[str]`: One line, before a row the header where it is due, and at the end what the update saved.
+            `list[str]`: One line, and before a row the header where it is due.
         """
         if "loss" in logs:
-            if TOKENS_SAVED in logs:
-                self._tokens_saved.append(logs[TOKENS_SAVED])
             return self._row(logs, state)
-        lines = [_line(logs, state.global_step)]
-        if END in logs and self._tokens_saved:
-            computed = 1 - sum(self._tokens_saved) / len(self._tokens_saved)
-            lines.append(f"The update computed {computed:.0%} of the tokens that TRL's would (`compact_update`).")
-        return lines
+        return [_line(logs, state.global_step)]
 
     def _row(self, logs: Mapping[str, Any], state: TrainerState) -> list[str]:
         longest_step = f"{state.max_steps}/{state.max_steps}"

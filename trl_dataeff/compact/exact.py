@@ -79,7 +79,15 @@ class Parts:
 
 def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) -> Parts:
     """
-    What the update may leave out in a trainer's loss now; a callback may change the loss.
+    What the update may leave out in a trainer's loss now; a callback may change the loss. For the arguments, see
+    [`obstacles`].
+    """
+    return Parts.all().without(list(obstacles(trainer, gradient_checkpointing)))
+
+
+def obstacles(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) -> dict[str, str]:
+    """
+    Why the update does not leave out some parts in a trainer's loss now: the reason of each of these.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): whose loss it is.
@@ -87,30 +95,40 @@ def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None
             default, what holds for the trainer now.
     """
     if trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH:
-        return Parts.none()  # it may depend on widths, too
+        # It may depend on widths, too
+        return {field.name: f"loss_type={trainer.loss_type!r} is not known" for field in fields(Parts)}
     model = policy_of(trainer, trainer.model)
     if gradient_checkpointing is None:
         gradient_checkpointing = uses_checkpointing(trainer, model)
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
-    # New shapes recompile a compiled model; sequences that are split over processes have equal widths on all of them
-    keeps_widths = trainer.args.torch_compile or splits_sequences or trainer._is_vlm
-    cuts_columns = not keeps_widths
-    # Sharded models need equally many passes of each layer on every process
-    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    is_known = isinstance(model, PreTrainedModel) and has_fused_head()
-    scores_completions = is_known and not (keeps_widths or is_sharded)
-    # Gradient checkpointing excludes the cache; the loss of a router counts the tokens of a single pass
-    excludes_sharing = gradient_checkpointing or trainer.aux_loss_enabled
-    keeps_rows = handles_losses(trainer)
-    return Parts(
-        zero_rows=can_skip_rows(trainer) and not keeps_rows,
-        exchange=can_exchange_rows(trainer) and not keeps_rows,
-        left_padding=cuts_columns,
-        right_padding=cuts_columns,
-        shared_prompts=scores_completions and cuts_columns and not excludes_sharing and can_share_prompts(model),
-        prompt_scores=scores_completions,
-    )
+    of_rows = ("zero_rows", "exchange")
+    of_columns = ("left_padding", "right_padding", "prompt_scores", "shared_prompts")
+    of_head = ("prompt_scores", "shared_prompts")
+    of_transformers = isinstance(model, PreTrainedModel)
+    rules: list[tuple[bool, str, Sequence[str]]] = [
+        (handles_losses(trainer), "a loss of a subclass", of_rows),
+        (trainer._entropy_bonus_enabled, "an entropy bonus", of_rows),
+        (trainer.top_entropy_quantile != 1.0, "`top_entropy_quantile`", of_rows),
+        # Of a mixture of experts; it counts the rows and the tokens of a single pass
+        (trainer.aux_loss_enabled, "the loss of a router", (*of_rows, "shared_prompts")),
+        (trainer.beta != 0.0, "`beta`", ["zero_rows"]),
+        (trainer.loss_type in OVER_TOKENS, f"`loss_type={trainer.loss_type!r}`", ["exchange"]),
+        (trainer.args.torch_compile, "`torch_compile`", of_columns),  # new shapes compile again
+        (splits_sequences, "sequence parallelism", of_columns),  # which needs equal widths on all processes
+        (trainer._is_vlm, "a vision-language model", of_columns),
+        # They need equally many passes of each layer on every process
+        (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "sharded weights", of_head),
+        (not of_transformers, "a model that is not of Transformers", of_head),
+        (not has_fused_head(), "TRL below 1.15", of_head),
+        (gradient_checkpointing, "gradient checkpointing", ["shared_prompts"]),  # it excludes the cache
+        (of_transformers and not can_share_prompts(model), "a cache not of attention alone", ["shared_prompts"]),
+    ]
+    found: dict[str, str] = {}
+    for holds, reason, parts in rules:
+        if holds:
+            found = {**dict.fromkeys(parts, reason), **found}
+    return found
 
 
 # The loss

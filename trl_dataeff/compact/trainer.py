@@ -7,6 +7,7 @@ What is deliberately not here: generation, rewards, advantages, the order of pro
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -28,6 +29,7 @@ from trl_dataeff.compact.exact import (
     is_aligned,
     is_batch_private,
     least_advantage,
+    obstacles,
     policy_of,
 )
 from trl_dataeff.compact.loss_inputs import LossInputs
@@ -59,6 +61,7 @@ class CompactGRPOTrainer(GRPOTrainer):
 
     Overridden methods, and why:
 
+    - `train`, `training_step`: measure what updates take, and say it.
     - `_prepare_inputs`: notes the micro-batches that TRL has made. It returns them as they are.
     - `_compute_loss`: gives TRL's loss the compacted micro-batch in the place of TRL's own. If a subclass passes on
       another one, the loss is TRL's.
@@ -85,12 +88,49 @@ class CompactGRPOTrainer(GRPOTrainer):
 
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
+    # A run
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        update = self._dataeff_update
+        if update is None:
+            return super().train(*args, **kwargs)
+        update.begin_run()
+        started = time.perf_counter()
+        output = super().train(*args, **kwargs)
+        update.say_what_was_saved(time.perf_counter() - started)
+        return output
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        update = self._dataeff_update
+        if update is None:
+            return super().training_step(*args, **kwargs)
+        on_cuda = self.accelerator.device.type == "cuda"
+        if on_cuda and update.step.micro_batches == 0:
+            torch.cuda.reset_peak_memory_stats()
+        making_before = update.step.making_seconds
+        started = time.perf_counter()
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        if on_cuda and self.accelerator.sync_gradients:
+            torch.cuda.synchronize()
+        update.step.seconds += time.perf_counter() - started - (update.step.making_seconds - making_before)
+        if self.accelerator.sync_gradients:
+            metrics = update.end_step()
+            if on_cuda and metrics:
+                metrics["update/memory"] = torch.cuda.max_memory_allocated() / 2**30
+            for name, value in metrics.items():
+                self._metrics["train"][PREFIX + name].append(value)
+        return loss
+
     # The loss
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        started = time.perf_counter()
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._dataeff_update is not None and self._buffered_inputs is not None:
-            self._dataeff_update.note(self._buffered_inputs, type(self).__name__)
+        update = self._dataeff_update
+        if update is not None and self._buffered_inputs is not None:
+            update.note(self._buffered_inputs, type(self).__name__)
+        if update is not None and self.model.training:
+            update.step.making_seconds += time.perf_counter() - started
         return inputs
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -121,8 +161,7 @@ class CompactGRPOTrainer(GRPOTrainer):
                 weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
             if self.args.gradient_checkpointing:
                 update.advise_on_checkpointing(self._dataeff_situation(gradient_checkpointing=False))
-        for name, value in update.end_micro_batch().items():
-            self._metrics["train"][PREFIX + name].append(value)
+        update.say_what_is_left_out(obstacles(self))
         return loss
 
     def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from transformers.utils import logging
 
-from trl_dataeff.compact.check import Check, Trial
+from trl_dataeff.compact.check import CHECKED, Check, Trial
 from trl_dataeff.compact.exact import Parts
 from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, Rows, compact, deal
 from trl_dataeff.compact.padding import other_tensors
@@ -19,6 +19,14 @@ from trl_dataeff.compact.present_batch import PresentBatch
 
 logger = logging.get_logger(__name__)
 WORTH_MENTIONING = 0.1  # share of the update's tokens
+_PADDING = "padding"
+_WORDS = {
+    "zero_rows": "rows without a gradient",
+    "left_padding": f"{_PADDING} of prompts",
+    "right_padding": f"{_PADDING} of completions",
+    "shared_prompts": "repeated prompts",
+    "prompt_scores": "scores of prompt tokens",
+}
 
 
 class Situation(NamedTuple):
@@ -65,12 +73,28 @@ class _Segment:
 
 
 @dataclass
-class StepCounts:
-    """What the update of an optimizer step computes, of all processes."""
+class Counts:
+    """
+    What updates take: of an optimizer step, or of a run.
+
+    Attributes:
+        micro_batches: losses that were computed.
+        tokens: tokens of them, with padding, of all processes.
+        tokens_of_trl: tokens that TRL's would have.
+        seconds: of their forward and backward passes, of this process.
+        making_seconds: of generation, rewards and TRL's passes before, of this process.
+    """
 
     micro_batches: int = 0
     tokens: int = 0
     tokens_of_trl: int = 0
+    seconds: float = 0.0
+    making_seconds: float = 0.0
+
+    def add(self, other: Counts) -> None:
+        """Count these as well."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class CompactUpdate:
@@ -84,7 +108,8 @@ class CompactUpdate:
     Attributes:
         passes_by_length (`bool`): whether passes without gradient for log-probs are computed by length now.
         delays_next_pass (`bool`): whether the next of them waits until TRL's method has run.
-        step (`StepCounts`): of the present optimizer step.
+        step (`Counts`): of the present optimizer step.
+        run (`Counts`): of the run so far, without the present step.
         has_learned (`bool`): whether an update of the run had a gradient.
         accumulated (`int` or `None`): micro-batches of the run's first optimizer step.
         keeps_micro_batches (`bool`): whether that number has changed, so that rows keep their micro-batch.
@@ -95,7 +120,8 @@ class CompactUpdate:
         self.check = check
         self.passes_by_length = False
         self.delays_next_pass = False
-        self.step = StepCounts()
+        self.step = Counts()
+        self.run = Counts()
         self.has_learned = False
         self.accumulated: int | None = None
         self.keeps_micro_batches = False
@@ -104,6 +130,7 @@ class CompactUpdate:
         self._segment: _Segment | None = None
         self._advised_on_checkpointing = False
         self._met_loss = False  # whether our loss has got a micro-batch of this run
+        self._has_said_what = False
         self._said: set[str] = set()
 
     # The generation batch
@@ -220,16 +247,57 @@ class CompactUpdate:
             parts = self.check.kept & parts
         return compact(rows, parts, self.accelerator, situation.multiple), parts
 
-    def end_micro_batch(self) -> dict[str, float]:
-        """
-        Note that the loss of a micro-batch was computed. Returns the metrics of the optimizer step if it was the last.
-        """
-        if not self.accelerator.sync_gradients:
-            return {}
-        step, self.step = self.step, StepCounts()
+    def end_step(self) -> dict[str, float]:
+        """Begin to count the next optimizer step. Returns the metrics of the one that has ended."""
+        step, self.step = self.step, Counts()
+        self.run.add(step)
         if step.tokens_of_trl == 0:
             return {}
-        return {"update/tokens": step.tokens, "update/tokens_saved": 1 - step.tokens / step.tokens_of_trl}
+        return {
+            "update/seconds": step.seconds,
+            "update/tokens": step.tokens,
+            "update/tokens_saved": 1 - step.tokens / step.tokens_of_trl,
+        }
+
+    def say_what_is_left_out(self, obstacles: Mapping[str, str]) -> None:
+        """
+        Say once, when the model was checked, what the update leaves out, and what not.
+
+        Args:
+            obstacles (`Mapping`): why parts are not left out, by what is known of the trainer.
+        """
+        if self._has_said_what or not (self.check.is_begun or set(CHECKED) <= set(obstacles)):
+            return
+        self._has_said_what = True
+        left_out: list[str] = []
+        others: dict[str, list[str]] = {}
+        for name, words in _WORDS.items():
+            reason = obstacles.get(name)
+            if reason is None and getattr(self.check.kept, name):
+                left_out += [words]
+            else:  # of what a check has switched off, a line was said
+                others.setdefault(reason or "see above", []).append(words)
+        if not {_WORDS["left_padding"], _WORDS["right_padding"]} - set(left_out):
+            left_out = [_PADDING, *[words for words in left_out if _PADDING not in words]]
+        text = f"leaves out {', '.join(left_out)}" if left_out else "is TRL's"
+        text += "".join(f"; not {', '.join(words)} ({reason})" for reason, words in others.items())
+        checked = f" This was tried in {self.check.seconds:.1f} s." if self.check.is_begun else ""
+        self.say_once(f"The update {text}.{checked}")
+
+    def say_what_was_saved(self, seconds: float) -> None:
+        """
+        Say at the end of a run what its updates took.
+
+        Args:
+            seconds (`float`): of the run.
+        """
+        if self.run.tokens_of_trl == 0 or not self.accelerator.is_main_process:
+            return
+        computed = self.run.tokens / self.run.tokens_of_trl
+        logger.warning(
+            f"The updates computed {computed:.0%} of the tokens that TRL's would, in {self.run.seconds:,.0f} of the "
+            f"{seconds:,.0f} s of training. Generation and rewards took {self.run.making_seconds:,.0f} s."
+        )
 
     def advise_on_checkpointing(self, situation: Situation) -> None:
         """
@@ -292,7 +360,8 @@ class CompactUpdate:
         """Forget the generation batch of an earlier run."""
         self._present = None
         self._segment = None
-        self.step = StepCounts()
+        self.step = Counts()
+        self.run = Counts()
         self.has_learned = False
         self.accumulated = None
         self.keeps_micro_batches = False

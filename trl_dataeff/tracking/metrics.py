@@ -75,10 +75,10 @@ METRICS: dict[str, Metric] = {
         "(sum w)^2 / (n sum w^2). It is 1 if all are equal.",
     ),
     "replay/clipped_share": Metric("share", "Replayed tokens without a gradient, because of the clip or the cap."),
-    "update/tokens": Metric(
-        "tokens per generation batch", "Tokens of one pass of the update, with padding, over all processes."
-    ),
+    "update/seconds": Metric("seconds per step", "Forward and backward passes of the update, on the main process."),
+    "update/tokens": Metric("tokens per step", "Tokens of the update, with padding, over all processes."),
     "update/tokens_saved": Metric("share", "Of the tokens that TRL's update would compute, those that are left out."),
+    "update/memory": Metric("GiB", "Most memory that was allocated in the update, on the main process's GPU."),
     "time/selection_s": Metric(
         "seconds per step", "Selecting prompts and groups, with selection, replay or several rounds."
     ),
