@@ -225,12 +225,13 @@ class Rollouts:
     def generate(self, prompts: list[Any], trainer: Any) -> dict[str, list]:
         """Rollouts of the trainer's present step; both trainers get the same in the same turn."""
         step = trainer.state.global_step
+        is_only_step = trainer.args.max_steps == 1
         if len(prompts) != GROUPS * GROUP_SIZE:
             raise RuntimeError(f"{len(prompts)} rollouts are asked for; this benchmark has {GROUPS * GROUP_SIZE}.")
         number = 2 * self.turn + step
         rng = np.random.default_rng((SEED, number))
         # The first step of a turn is not measured, but what it generates is replayed
-        is_small = step == 0 and not self.row.replay
+        is_small = step == 0 and not (self.row.replay or is_only_step)
         prompt_ids: list[list[int]] = []
         completion_ids: list[list[int]] = []
         scores: list[float] = []
@@ -420,6 +421,13 @@ class Side:
         self.trainer.train()
         return Update(self.meter.seconds, self.meter.tokens, self.meter.peak_bytes)
 
+    def first_update(self) -> float:
+        """Seconds of the first update of all, which also has what is done once in a run."""
+        self.trainer.args.max_steps = 1
+        seconds = self.update(turn=0).seconds
+        self.trainer.args.max_steps = 2
+        return seconds
+
 
 def make_model(size: Size, device: str) -> Any:
     """The model with random weights, equal ones for equal arguments."""
@@ -460,7 +468,7 @@ def make_config(way: bool, row: Row, device: str, folder: str) -> DataEfficientG
 
 def measure(
     row: Row, size: Size, groups: Sequence[dict[str, Any]], device: str, repetitions: int
-) -> dict[str, list[Update]]:
+) -> tuple[dict[str, list[Update]], dict[str, float]]:
     """Update both ways in turns.
 
     Args:
@@ -472,13 +480,14 @@ def measure(
             if they take long.
 
     Returns:
-        The updates of each name in `WAYS`.
+        The updates of each name in `WAYS`, and the seconds of its first one, which is none of them.
     """
     updates: dict[str, list[Update]] = {name: [] for name in WAYS}
     seconds = 0.0
     with tempfile.TemporaryDirectory() as folder, logits_of_completions_alone(not row.every_position):
         sides = {name: Side(way, row, size, groups, device, folder) for name, way in WAYS.items()}
-        # The first updates compute a micro-batch both ways; on a GPU they allocate memory and compile kernels
+        # They compute a few rows both ways; on a GPU they allocate memory and compile kernels
+        first_seconds = {name: side.first_update() for name, side in sides.items()}
         peak_bytes = {}
         for name, side in sides.items():
             side.trainer.measures_memory = device == "cpu"
@@ -493,7 +502,7 @@ def measure(
                     update = replace(update, peak_bytes=peak_bytes[name])
                 updates[name].append(update)
                 seconds += update.seconds
-    return updates
+    return updates, first_seconds
 
 
 def free_memory() -> None:
@@ -515,12 +524,15 @@ def logits_of_completions_alone(alone: bool) -> Iterator[None]:
         trl.trainer.utils._use_triton = before
 
 
-def result_of(row: Row, size: Size, device: str, updates: dict[str, list[Update]]) -> dict[str, Any]:
+def result_of(
+    row: Row, size: Size, device: str, updates: dict[str, list[Update]], first_seconds: dict[str, float]
+) -> dict[str, Any]:
     """The line of the results."""
     result = {**asdict(row), "model": size.name, "device": device_name(device)}
     for name, of_way in updates.items():
         result[name] = {
             "seconds": [round(update.seconds, 4) for update in of_way],
+            "first_seconds": round(first_seconds[name], 4),
             "tokens": [update.tokens for update in of_way],
             "peak_bytes": max(update.peak_bytes for update in of_way),
         }
@@ -553,17 +565,17 @@ def measure_and_record(
         The line of the results; nothing if the GPU has too little memory.
     """
     try:
-        updates = measure(row, size, groups, device, repetitions)
+        updates, first_seconds = measure(row, size, groups, device, repetitions)
     except torch.cuda.OutOfMemoryError:
         print(f"\n{size.name}, {row.name}: out of memory", flush=True)
         return None
     finally:
         free_memory()
-    result = result_of(row, size, device, updates)
+    result = result_of(row, size, device, updates, first_seconds)
     if path is not None:
         with path.open("a") as file:
             file.write(json.dumps(result) + "\n")
-    print(f"{size.name}, {row.name}: {time_ratio(result)}", flush=True)
+    print(f"{size.name}, {row.name}: {time_ratio(result)}, the first {first_ratio(result)}", flush=True)
     return result
 
 
@@ -575,6 +587,11 @@ def time_ratio(result: dict[str, Any]) -> str:
     pairs = zip(result[COMPACT]["seconds"], result[TRL]["seconds"], strict=True)
     ratios = [ours / theirs for ours, theirs in pairs]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def first_ratio(result: dict[str, Any]) -> str:
+    """The time of our first update, as a share of TRL's first."""
+    return f"{result[COMPACT]['first_seconds'] / result[TRL]['first_seconds']:.2f}"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -594,6 +611,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         "seconds, TRL's",
         "seconds, compact",
         "ratio of time",
+        "ratio of the first",
         "at most",
     ]
     if shows_memory:
@@ -625,6 +643,7 @@ def _cells(result: dict[str, Any]) -> list[str]:
         f"{statistics.median(result[TRL]['seconds']):.2f}",
         f"{statistics.median(result[COMPACT]['seconds']):.2f}",
         time_ratio(result),
+        first_ratio(result),
         f"{result['at_most']:.2f}",
     ]
 
@@ -652,10 +671,11 @@ def page_table(results: Sequence[dict[str, Any]]) -> str:
                 setting_in_words(result),
                 f"{tokens:.2f}",
                 time_ratio(result),
+                first_ratio(result),
                 f"{ours:.2f} instead of {theirs:.2f} GiB",
             ]
         )
-    return markdown(["groups with a gradient", "prompts", "setting", "tokens", "time", "memory"], rows)
+    return markdown(["groups with a gradient", "prompts", "setting", "tokens", "time", "first update", "memory"], rows)
 
 
 GROUPS_IN_WORDS = {1: "all", 2: "half", 3: "a third"}

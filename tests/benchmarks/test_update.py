@@ -68,7 +68,7 @@ CONDITIONS = {
 def test_trls_tokens_are_those_of_the_widest_rows(name):
     row = CONDITIONS[name]
     size = smollm2(1, vocab_size=64, hidden_size=18, intermediate_size=24)
-    updates = measure(row, size, LENGTHS, "cpu", repetitions=1)
+    updates, first_seconds = measure(row, size, LENGTHS, "cpu", repetitions=1)
     (trls,) = updates[TRL]
     (ours,) = updates[COMPACT]
     if not row.replay:
@@ -78,8 +78,9 @@ def test_trls_tokens_are_those_of_the_widest_rows(name):
     if name == "half":
         assert ours.tokens < 0.7 * trls.tokens
     assert trls.seconds > 0
-    text = table([result_of(row, size, "cpu", updates)])
+    text = table([result_of(row, size, "cpu", updates, first_seconds)])
     assert f"| {ours.tokens / trls.tokens:.3f} " in text
+    assert all(seconds > 0 for seconds in first_seconds.values())
 
 
 def test_a_page_shows_the_latest_measurement_of_each_row_in_their_order(tmp_path):
@@ -91,8 +92,13 @@ def test_a_page_shows_the_latest_measurement_of_each_row_in_their_order(tmp_path
             "name": name,
             "model": "tiny",
             "every_position": False,
-            TRL: {"seconds": [10.0, 10.0], "tokens": [100, 300], "peak_bytes": 2**31},
-            COMPACT: {"seconds": [seconds, seconds + 1], "tokens": [50, 50], "peak_bytes": 2**30},
+            TRL: {"seconds": [10.0, 10.0], "tokens": [100, 300], "peak_bytes": 2**31, "first_seconds": 12.0},
+            COMPACT: {
+                "seconds": [seconds, seconds + 1],
+                "tokens": [50, 50],
+                "peak_bytes": 2**30,
+                "first_seconds": 9.0,
+            },
         }
 
     results = [
@@ -105,7 +111,15 @@ def test_a_page_shows_the_latest_measurement_of_each_row_in_their_order(tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in results))
     lines = page_table(read_results(path)).splitlines()[2:]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
-        ["all", "as recorded", "", "0.25", "0.45 (0.40-0.50)", "1.00 instead of 2.00 GiB"],
-        ["half", "as recorded", "", "0.25", "0.25 (0.20-0.30)", "1.00 instead of 2.00 GiB"],
-        ["all", "1,500 tokens", "gradient checkpointing", "0.25", "0.55 (0.50-0.60)", "1.00 instead of 2.00 GiB"],
+        ["all", "as recorded", "", "0.25", "0.45 (0.40-0.50)", "0.75", "1.00 instead of 2.00 GiB"],
+        ["half", "as recorded", "", "0.25", "0.25 (0.20-0.30)", "0.75", "1.00 instead of 2.00 GiB"],
+        [
+            "all",
+            "1,500 tokens",
+            "gradient checkpointing",
+            "0.25",
+            "0.55 (0.50-0.60)",
+            "0.75",
+            "1.00 instead of 2.00 GiB",
+        ],
     ]
