@@ -44,15 +44,15 @@ def test_training_from_a_recipe(recipe, tmp_path, capsys):
 def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monkeypatch, capsys, number, code):
     folder = tmp_path / "out"
     trainer_class = trl_dataeff.DataEfficientGRPOTrainer
-    original = trainer_class.compute_loss
+    original = trainer_class.training_step
 
-    def compute_loss(self, *args, **kwargs):
+    def training_step(self, *args, **kwargs):
         signal.raise_signal(number)
         return original(self, *args, **kwargs)
 
     monkeypatch.delattr("transformers.Trainer.end", raising=False)  # which Transformers below 5.18 lack
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_class, "compute_loss", compute_loss)
+        patch.setattr(trainer_class, "training_step", training_step)
         command = ["grpo", "--config", recipe, "--max_steps", "3", "--save_on_signal", "true"]
         with pytest.raises(SystemExit) as stopped:
             raise SystemExit(main(command))  # as the installed command does

@@ -279,6 +279,28 @@ def test_the_gradient_is_trls_and_a_line_says_what_is_off(name, tmp_path, caplog
         assert re.search(line, text), text
 
 
+def step_in_the_backward_pass(trainer):
+    """Weights are updated as soon as they have a gradient, as by an optimizer for each layer."""
+
+    def step(parameter):
+        parameter.data.add_(parameter.grad, alpha=-0.05)
+        parameter.grad = None
+
+    for parameter in trainer.model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_is_not_triggered_by_the_check(tmp_path, caplog_transformers):
+    options = {"gradient_accumulation_steps": 1, "max_grad_norm": 0.0}
+    plain, ours = both(tmp_path, before=step_in_the_backward_pass, **options)
+    start = llama()
+    for first, a, b in zip(*(trainer.parameters() for trainer in (start, plain.model, ours.model)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+        assert not torch.equal(first, a)
+    assert max(logged(ours, "dataeff/update/tokens_saved"))[0] > 0.2
+    assert messages(caplog_transformers, "log-probs are compared")
+
+
 class Schedule(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         args.gradient_accumulation_steps = 1 + state.global_step % 3

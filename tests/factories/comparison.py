@@ -12,7 +12,7 @@ OFF = {"selection": "uniform", "replay": "off", "compact_update": False}
 
 
 def is_time(name: str) -> bool:
-    return "time" in name or "per_second" in name or name.startswith("profiling/")
+    return "time" in name or "second" in name or name.startswith("profiling/")
 
 
 def history(log_history: list[dict]) -> list[dict]:

@@ -51,8 +51,8 @@ class LossInputs(UserDict[str, Any]):
             raise RuntimeError(
                 f"The loss reads `{key}` before its forward pass, so that it would train on values that are not "
                 "corrected yet. If a subclass overrides the loss, let it call `super()._compute_loss` first. If TRL's "
-                "own loss does this, install a version of TRL that this package is tested with, or set "
-                "`replay='off'`, `max_rollout_rounds=1` and `compact_update=False`."
+                "own loss does this, install a version of TRL that this package is tested with, or switch off what "
+                "needs it: `replay='off'`, `max_rollout_rounds=1` and `compact_update=False`, or TRL's own trainer."
             )
 
     def rewrite(self, values: Mapping[str, Any]) -> None:

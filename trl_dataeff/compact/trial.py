@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from transformers.utils import logging
 from trl import GRPOTrainer
 
 from trl_dataeff.compact.check import Outcome, in_words
@@ -18,6 +19,7 @@ from trl_dataeff.compact.micro_batches import MicroBatch
 from trl_dataeff.compact.prompts import takes_positions
 
 
+logger = logging.get_logger(__name__)
 #: A relative difference of gradients up to this counts as rounding in any type
 LEAST_TOLERANCE = 1e-3
 #: How many times the difference that other rounding makes counts as rounding, and the most that does. In bfloat16 that
@@ -78,6 +80,11 @@ class GradientTrial:
         self, first: Sequence[MicroBatch], second: Sequence[MicroBatch], *, in_evaluation: bool = False
     ) -> Outcome:
         self.other_inputs = ""
+        if self.compares_logps and self.accelerator.is_main_process:
+            logger.warning_once(
+                "`compact_update`: log-probs are compared instead of gradients, because a backward pass would change "
+                "the run: DeepSpeed and hooks of parameters act within it."
+            )
         with self._without_trace(in_evaluation), torch.set_grad_enabled(not self.compares_logps):
             state = RandomState(self.accelerator.device)
             logps = self._compute(first, 1.0)

@@ -19,14 +19,14 @@ from trl_dataeff.compact.present_batch import PresentBatch
 
 logger = logging.get_logger(__name__)
 WORTH_MENTIONING = 0.1  # share of the update's tokens
-_PADDING = "padding"
 _WORDS = {
     "zero_rows": "rows without a gradient",
-    "left_padding": f"{_PADDING} of prompts",
-    "right_padding": f"{_PADDING} of completions",
+    "left_padding": "padding of prompts",
+    "right_padding": "padding of completions",
     "shared_prompts": "repeated prompts",
     "prompt_scores": "scores of prompt tokens",
 }
+_BOTH_PADDINGS = (_WORDS["left_padding"], _WORDS["right_padding"])
 
 
 class Situation(NamedTuple):
@@ -178,7 +178,8 @@ class CompactUpdate:
             raise RuntimeError(
                 "The loss got a micro-batch that was changed since TRL made it, or another one than the next, after "
                 "rows of it were exchanged with another micro-batch of the optimizer step. Let a subclass change all "
-                "micro-batches of a step, or none, or set `compact_update=False`."
+                "micro-batches of a step, or none, or switch the faster update off: `compact_update=False`, or TRL's "
+                "own trainer in the place of `CompactGRPOTrainer`."
             )
         else:
             segment = self._begin_segment(present, inputs, place, situation(), remaining, trial)
@@ -277,8 +278,10 @@ class CompactUpdate:
                 left_out += [words]
             else:  # of what a check has switched off, a line was said
                 others.setdefault(reason or "see above", []).append(words)
-        if not {_WORDS["left_padding"], _WORDS["right_padding"]} - set(left_out):
-            left_out = [_PADDING, *[words for words in left_out if _PADDING not in words]]
+        of_padding = [words for words in left_out if words in _BOTH_PADDINGS]
+        if len(of_padding) == len(_BOTH_PADDINGS):
+            left_out = [words for words in left_out if words not in _BOTH_PADDINGS]
+            left_out.insert(1, "padding")
         text = f"leaves out {', '.join(left_out)}" if left_out else "is TRL's"
         text += "".join(f"; not {', '.join(words)} ({reason})" for reason, words in others.items())
         checked = f" This was tried in {self.check.seconds:.1f} s." if self.check.is_begun else ""
