@@ -15,6 +15,7 @@ from tests.factories.comparison import assert_close, assert_identical, messages
 from tests.factories.tiny import logged, plain_dataset, run
 from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.utils import UserError
 
 
 #: Plain SGD, as Adam makes much of a rounding
@@ -323,3 +324,11 @@ def test_each_loss_is_that_of_trl(loss_type, accumulated, compact_update, tmp_pa
     options = {"loss_type": loss_type, "gradient_accumulation_steps": accumulated, "num_iterations": 2}
     assert_same(*run_both(tmp_path, compact_update, **options), compact_update)
     assert not messages(caplog_transformers, "compact_update")
+
+
+def test_with_selection_a_batch_before_training_is_an_error_that_says_the_way_out(tmp_path):
+    trainer = run(tmp_path, selection="dots", train=False)
+    rows = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()
+    with pytest.raises(UserError, match=r"begin with `train\(\)`.*selection='uniform'"):
+        trainer._prepare_inputs(rows)

@@ -315,6 +315,11 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         validation.check_unchanged(self._dataeff_fields, self.args)
         if self._dataeff_collector is None:
             return self._dataeff_watch(self._dataeff_observer, inputs)
+        if self._dataeff_collector.num_prompts == 0:
+            raise UserError(
+                "Selection, replay and several rounds begin with `train()`. For a batch before it, or a training loop "
+                "of your own, set `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`."
+            )
         self._dataeff_read_options(self._dataeff_collector)
         self._dataeff_rows.begin_batch()
         if self._dataeff_collector.generates_before_trl:
