@@ -45,7 +45,14 @@ from datasets import Dataset
 from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PrinterCallback, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PrinterCallback,
+    Qwen2Config,
+    TrainerCallback,
+)
 
 from benchmarks.lab.model import make_tokenizer
 from benchmarks.lengths import at_cap
@@ -279,30 +286,38 @@ class Meter:
 
     def __init__(self, device: str):
         self.is_cuda = device == "cuda"
+        self.measures_memory = False  # on a CPU, which takes time
         self.is_running = False
-        self.begin_update()
+        self.seconds = 0.0
+        self.tokens = 0
+        self.peak_bytes = 0
+        self._started = 0.0
+        self._bytes_before = 0
+        self._live: LiveBytes | None = None
 
     def begin_update(self) -> None:
         """Forget the last update, and start."""
-        self.seconds = 0.0
         self.tokens = 0
         self.peak_bytes = 0
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats()
             self._bytes_before = torch.cuda.memory_allocated()
-        self.start()
-
-    def start(self) -> None:
-        """What is computed from here on counts."""
+        elif self.measures_memory:
+            self._live = LiveBytes()
+            self._live.__enter__()
         self._started = self._now()
         self.is_running = True
 
     def stop(self) -> None:
-        """What is computed from here on does not count."""
-        self.seconds += self._now() - self._started
+        """The update has ended."""
+        self.seconds = self._now() - self._started
         self.is_running = False
         if self.is_cuda:
             self.peak_bytes = torch.cuda.max_memory_allocated() - self._bytes_before
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
+            self.peak_bytes = self._live.peak
+            self._live = None
 
     def count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         """A hook of the input embeddings: the layers compute what is embedded."""
@@ -359,25 +374,24 @@ def _storage_of(tensor: torch.Tensor) -> Any:
 
 
 class MeasuredTrainer(DataEfficientGRPOTrainer):
-    """Has a meter that measures each generation batch's micro-batches, once the batch is made."""
+    """Has a meter that measures the update of each generation batch: from when the batch is made to the optimizer."""
 
     meter: Meter
-    measures_memory = False  # on a CPU, which takes time
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        live = LiveBytes()
-        self.meter.start()
-        with live if self.measures_memory else contextlib.nullcontext():
-            loss = super().training_step(*args, **kwargs)
-        self.meter.stop()
-        if self.measures_memory:
-            self.meter.peak_bytes = max(self.meter.peak_bytes, live.peak)
-        return loss
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(*args, **kwargs)
         self.meter.begin_update()
         return batch
+
+
+class StopsMeter(TrainerCallback):
+    """Ends the measurement of an update."""
+
+    def __init__(self, meter: Meter):
+        self.meter = meter
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.meter.stop()
 
 
 class Side:
@@ -406,6 +420,7 @@ class Side:
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
         )
         self.trainer.meter = self.meter
+        self.trainer.add_callback(StopsMeter(self.meter))
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.model.get_input_embeddings().register_forward_pre_hook(self.meter.count)
 
@@ -490,9 +505,9 @@ def measure(
         first_seconds = {name: side.first_update() for name, side in sides.items()}
         peak_bytes = {}
         for name, side in sides.items():
-            side.trainer.measures_memory = device == "cpu"
+            side.meter.measures_memory = device == "cpu"
             peak_bytes[name] = side.update(turn=0).peak_bytes
-            side.trainer.measures_memory = False
+            side.meter.measures_memory = False
         for turn in range(repetitions):
             if turn >= FEWEST and seconds > LONG_ENOUGH:
                 break

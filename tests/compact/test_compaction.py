@@ -157,12 +157,29 @@ class ChangesBuffered(TrainerCallback):
         self.trainer._buffered_inputs[1]["advantages"] *= 2
 
 
+def test_rows_keep_their_micro_batch_where_a_callback_acts_between(tmp_path):
+    def with_callback(base):
+        def init(self, *args, **kwargs):
+            base.__init__(self, *args, **kwargs)
+            callback = ChangesBuffered()
+            callback.trainer = self
+            self.add_callback(callback)
+
+        return type("Own", (base,), {"__init__": init})
+
+    assert_same_weights(*both(tmp_path, with_callback, **ACCUMULATED))
+
+
 def test_a_micro_batch_that_was_changed_after_its_rows_were_exchanged_is_an_error(tmp_path):
-    callback = ChangesBuffered()
-    options = {"rewards": partly_learnable_reward, "compact_update": True, **ACCUMULATED}
-    callback.trainer = run(tmp_path, train=False, trainer={"callbacks": [callback]}, **options)
+    trainer = run(tmp_path, train=False, rewards=partly_learnable_reward, compact_update=True, **ACCUMULATED)
+
+    def change(module, args):
+        if torch.is_grad_enabled() and trainer._dataeff_trial is None:
+            trainer._buffered_inputs[1]["advantages"] *= 2
+
+    trainer.model.register_forward_pre_hook(change)
     with pytest.raises(RuntimeError, match=r"was changed since TRL made it.*compact_update=False"):
-        callback.trainer.train()
+        trainer.train()
 
 
 class WithoutOurs:
@@ -275,7 +292,7 @@ def test_a_subclass_that_may_read_old_log_probs_finds_those_of_all_rows(tmp_path
     options = {"compact_update": True, "num_iterations": 2, "max_steps": 2, **ACCUMULATED}
     passes.watch(run(tmp_path, Own, rewards=partly_learnable_reward, train=False, **options)).train()
     assert sum(passes.without_gradient) == sum(map(len, passes.advantages)) == 16
-    has_own_loss = method in ("compute_loss", "_compute_loss")
+    has_own_loss = method in ("training_step", "compute_loss", "_compute_loss")
     assert (sum(passes.in_loss) == 32) == has_own_loss
 
 

@@ -46,10 +46,10 @@ def shard_on_the_cpu() -> None:
 class Sharded(Watched):
     """Notes which parameters are sharded while it trains, and how many forward passes embed prompts."""
 
-    def training_step(self, *args, **kwargs):
+    def _generate_and_score_completions(self, *args, **kwargs):
         self.sharded = {name: isinstance(p, DTensor) for name, p in self.model.named_parameters()}
         self.units = sum(isinstance(module, FSDPModule) for module in self.model.modules())
-        return super().training_step(*args, **kwargs)
+        return super()._generate_and_score_completions(*args, **kwargs)
 
 
 def weights(trainer) -> float:

@@ -80,15 +80,8 @@ class CountedRows(Watched):
         self.in_loss = []
         self.old_logps_rows = []
         self.tokens_in_loss = []
-        self.is_in_loss = False
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.model.get_input_embeddings().register_forward_pre_hook(self._count_tokens)
-
-    def training_step(self, *args, **kwargs):
-        self.is_in_loss = True
-        loss = super().training_step(*args, **kwargs)
-        self.is_in_loss = False
-        return loss
 
     def _count(self, module, args, kwargs):
         is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
@@ -101,7 +94,7 @@ class CountedRows(Watched):
             self.old_logps_rows.append(len(kwargs["input_ids"]))
 
     def _count_tokens(self, module, args):
-        if torch.is_grad_enabled() and self.is_in_loss and self._dataeff_trial is None:
+        if torch.is_grad_enabled() and self.tokens_in_loss and self._dataeff_trial is None:
             self.tokens_in_loss[-1] += args[0].numel()
 
 

@@ -22,17 +22,19 @@ from trl_dataeff.compact.padding import rounded_up
 
 
 logger = logging.get_logger(__name__)
-MOST_ROWS = 3  # that are computed both ways
+MOST_ROWS = 4  # that are computed both ways
 #: Columns of padding behind the row that is moved to other positions
 PADDING_COLUMNS = 4
 _WORDS = {
+    "zero_rows": "leaving out rows without a gradient",
+    "exchange": "exchanging rows between micro-batches",
     "left_padding": "leaving out padding of prompts",
     "right_padding": "leaving out padding of completions",
     "prompt_scores": "scoring completion tokens alone",
     "shared_prompts": "computing the prompt of a group once",  # which needs the last one
 }
-CHECKED = tuple(_WORDS)
-_BY_POSITION = ("left_padding", "right_padding")
+CHECKED = tuple(_WORDS)  # by parts that need none of those behind them
+_BY_POSITION = ("left_padding", "right_padding", "shared_prompts")  # tokens at other positions, or without later ones
 
 
 class Outcome(NamedTuple):
@@ -85,8 +87,8 @@ class Trial(Protocol):
 class Check:
     """
     Whether the gradient depends on what is left out. A few rows are computed TRL's way and the compact one, with the
-    trainer's loss and methods. Where the difference is more than rounding, or an exception is raised, each part is
-    tried by itself, and those that fail are switched off, with a line.
+    trainer's loss and methods. Where the difference is more than rounding, or an exception is raised, one part after
+    the other is tried, and those that fail are switched off, with a line.
 
     A pass that draws random numbers, as with dropout, cannot be shared by rows. The other parts are then compared in
     evaluation mode.
@@ -118,9 +120,15 @@ class Check:
         """Whether rows were computed both ways."""
         return len(self._unchecked) < len(CHECKED)
 
-    def passed(self, parts: Parts) -> Parts:
-        """The parts of `parts` that were checked, and make no difference."""
-        return (self.kept & parts).without(sorted(self._unchecked))
+    def passed(self, parts: Parts, width: int) -> Parts:
+        """The parts of `parts` that were checked, for rows of so many columns, and make no difference."""
+        by_position = _BY_POSITION if width > self._reach else ()
+        return (self.kept & parts).without([*self._unchecked, *by_position])
+
+    def begin_again(self) -> None:
+        """Forget all, because the model has changed. What was switched off stays so."""
+        self._unchecked = {name for name in CHECKED if getattr(self.kept, name)}
+        self._reach = 0
 
     def allowed(self, rows: Rows, parts: Parts, trial: Trial, multiple: int | None = None) -> Parts:
         """
@@ -137,20 +145,18 @@ class Check:
         own = [int(rows.have_gradient.any()), rows.width, *[int(chosen.matters(name, parts)) for name in CHECKED]]
         on_processes = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
         has_gradient, width, *matters = on_processes.amax(0).tolist()
-        names = [name for name, matters_here in zip(CHECKED, matters, strict=True) if matters_here]
-        due = [name for name in names if name in self._unchecked]
-        reaches = width <= self._reach or not set(names) & set(_BY_POSITION)
-        if not has_gradient or (not due and reaches):
-            return _consistent(parts.without([*self._unchecked, *([] if reaches else _BY_POSITION)]))
-        started = time.perf_counter()
-        if due:
-            self._compare(chosen, due, parts, trial)
-        if not reaches:
-            self._reach = 1 << (width - 1).bit_length()  # not again for each batch that is a little wider
-            if trial.counts_positions():
-                self._move(chosen, names, trial)
-        self.seconds += time.perf_counter() - started
-        return _consistent((self.kept & parts).without(sorted(self._unchecked)))
+        due = [name for name, is_on in zip(CHECKED, matters, strict=True) if is_on and name in self._unchecked]
+        moves = width > self._reach and any(getattr(parts, name) for name in _BY_POSITION)
+        if has_gradient and (due or moves):
+            started = time.perf_counter()
+            if due:
+                self._compare(chosen, due, parts, trial)
+            if moves:
+                self._reach = 1 << (width - 1).bit_length()  # not again for each batch that is a little wider
+                if trial.counts_positions():
+                    self._move(chosen, trial)
+            self.seconds += time.perf_counter() - started
+        return _consistent(self.passed(parts, width))
 
     def _compare(self, chosen: _Chosen, due: Sequence[str], parts: Parts, trial: Trial) -> None:
         """Compute rows with and without all parts that are due, and where that differs, with each of them alone."""
@@ -158,7 +164,7 @@ class Check:
         try:
             outcome = trial.compare(whole, chosen.without(due, parts))
         except Exception as error:  # of TRL's own way: a few rows alone are too few for this trainer
-            self._switch_off([*CHECKED, "zero_rows", "exchange"], f"a few rows alone raise {in_words(error)}")
+            self._switch_off(CHECKED, f"a few rows alone raise {in_words(error)}")
             return
         in_evaluation = outcome.draws
         self.draws = outcome.draws
@@ -174,28 +180,28 @@ class Check:
             due = [name for name in due if name in self._unchecked]
             outcome = trial.compare(whole, chosen.without(due, parts), in_evaluation=in_evaluation)
         if not outcome.is_same:
+            passed: list[str] = []
             for name in due:
                 if name not in self._unchecked:  # as it needs another one
                     continue
-                alone = trial.compare(whole, chosen.without([name], parts), in_evaluation=in_evaluation)
-                if not alone.is_same:
-                    self._switch_off([name], self._reason(alone))
-            due = [name for name in due if name in self._unchecked]
-            together = trial.compare(whole, chosen.without(due, parts), in_evaluation=in_evaluation)
-            if due and not together.is_same:
-                self._switch_off(due, self._reason(together))
+                outcome = trial.compare(whole, chosen.without([*passed, name], parts), in_evaluation=in_evaluation)
+                if outcome.is_same:
+                    passed.append(name)
+                else:
+                    self._switch_off([name], self._reason(outcome))
         self._unchecked -= set(due)
 
-    def _move(self, chosen: _Chosen, names: Sequence[str], trial: Trial) -> None:
+    def _move(self, chosen: _Chosen, trial: Trial) -> None:
         """Compute a row at its own positions, and as far behind as rows of the run may be."""
         near, far, far_padding = chosen.moved(self._reach)
         if self._is_same(trial, near, far):
             return
         reason = f"positions up to {self._reach} change the gradient of {self.model_name}"
-        if "right_padding" in names and not self._is_same(trial, near, far_padding):
-            self._switch_off(["right_padding"], reason)
+        if not self._is_same(trial, near, far_padding):
+            # What comes later changes what was before, as where frequencies depend on the last position
+            self._switch_off(["right_padding", "shared_prompts"], reason)
         # A model that finds positions in the mask does not count padding
-        if "left_padding" in names and self._is_same(trial, *chosen.padded()):
+        if self._is_same(trial, *chosen.padded()):
             self._switch_off(["left_padding"], reason)
 
     def _is_same(self, trial: Trial, first: MicroBatch, second: MicroBatch) -> bool:
@@ -212,10 +218,7 @@ class Check:
     def _reason(self, outcome: Outcome) -> str:
         if outcome.error:
             return f"it raises {outcome.error}"
-        return (
-            f"it changes the gradient of {self.model_name} by {outcome.difference:.2g}; up to "
-            f"{outcome.tolerance:.2g} counts as rounding"
-        )
+        return f"it changes the gradient by {outcome.difference:.2g}; up to {outcome.tolerance:.2g} counts as rounding"
 
     def _switch_off(self, names: Sequence[str], reason: str) -> None:
         named = [name for name in names if getattr(self.kept, name)]
@@ -224,12 +227,11 @@ class Check:
         if "prompt_scores" in names:  # without which no prompts are shared
             self.kept = self.kept.without(["shared_prompts"])
             self._unchecked.discard("shared_prompts")
-        words = [_WORDS[name] for name in named if name in _WORDS]
+        words = [_WORDS[name] for name in named]
         if words and self.accelerator.is_main_process:
+            words = ["the faster update"] if len(names) == len(CHECKED) else words
             verb = "is" if len(words) == 1 else "are"
-            what = "the faster update" if len(names) > len(CHECKED) else " and ".join(words)
-            verb = "is" if len(names) > len(CHECKED) else verb
-            logger.warning(f"`compact_update`: {what} {verb} switched off, because {reason}. Training is exact.")
+            logger.warning(f"`compact_update`: {' and '.join(words)} {verb} switched off, because {reason}.")
 
     def state_dict(self) -> dict[str, object]:
         """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
@@ -251,8 +253,8 @@ class Check:
 
 class _Chosen:
     """
-    A few rows that show most of what is left out: two of a group that shares its prompt, and one with a longer prompt,
-    with short completions of unequal lengths.
+    A few rows that show most of what is left out: two of a group that shares its prompt, one with a longer prompt, and
+    one without a gradient, with short completions of unequal lengths.
     """
 
     def __init__(self, rows: Rows, multiple: int | None):
@@ -273,6 +275,10 @@ class _Chosen:
         """Whether a part changes what is computed of these rows."""
         if not getattr(parts, name):
             return False
+        if name == "zero_rows":
+            return len(self._rows_with_gradient()) < len(self.rows)
+        if name == "exchange":
+            return len(self.all_rows.batches) > 1 and len(self.rows) > 1
         if name == "left_padding":
             return self.prompt_width < self.lengths.prompt_width
         if name == "right_padding":
@@ -289,11 +295,17 @@ class _Chosen:
         others = [field.name for field in fields(Parts) if field.name not in needed]
         return self._micro_batches(parts.without(others))
 
+    def _rows_with_gradient(self) -> list[int]:
+        """At least one."""
+        return [row for row in self.rows if self.all_rows.have_gradient[row]] or self.rows[:1]
+
     def _micro_batches(self, parts: Parts) -> list[MicroBatch]:
-        size = self.all_rows.per_batch
-        # As few as TRL's need no more memory; what is shared needs less
-        size = len(self.rows) if parts.shared_prompts and self.shares else size
-        return [self._micro_batch(self.rows[start : start + size], parts) for start in range(0, len(self.rows), size)]
+        rows = self._rows_with_gradient() if parts.zero_rows else self.rows
+        size = min(self.all_rows.per_batch, len(self.rows))
+        if parts.exchange:
+            # Rows that are together in TRL's micro-batches are not here, and the other way round
+            size = 2 if size != 2 else 3
+        return [self._micro_batch(rows[start : start + size], parts) for start in range(0, len(rows), size)]
 
     def _micro_batch(self, rows: Sequence[int], parts: Parts) -> MicroBatch:
         numbers = [self.lengths.prompt_number[row] for row in rows]
@@ -312,23 +324,23 @@ class _Chosen:
     def moved(self, width: int) -> tuple[MicroBatch, MicroBatch, MicroBatch]:
         """The first row at positions from 0 on, at the last ones of `width`, and with its padding alone at these."""
         row = self.rows[0]
-        prompt = max(self.lengths.prompt[row], 1)
-        completion = min(max(self.lengths.completion[row], 1) + PADDING_COLUMNS, self.lengths.completion_width)
-        near = torch.arange(prompt + completion)
+        completion = self.lengths.completion[row]
+        prompt_width = self._width([self.lengths.prompt[row]], self.lengths.prompt_width)
+        completion_width = self._width([completion + PADDING_COLUMNS], self.lengths.completion_width)
+        near = torch.arange(prompt_width + completion_width)
         offset = max(width - len(near), 0)
-        far_padding = near + offset * (near >= prompt + max(self.lengths.completion[row], 1))
-        micro_batches = [
-            self._at(row, prompt, completion, positions) for positions in (near, near + offset, far_padding)
-        ]
-        return micro_batches[0], micro_batches[1], micro_batches[2]
+        far_padding = near + offset * (near >= prompt_width + max(completion, 1))
+        ways = [self._at(row, prompt_width, completion_width, each) for each in (near, near + offset, far_padding)]
+        return ways[0], ways[1], ways[2]
 
     def padded(self) -> tuple[MicroBatch, MicroBatch]:
         """The first row with the padding of its prompt, and with positions that count this padding."""
         row = self.rows[0]
-        prompt, completion = self.lengths.prompt_width, max(self.lengths.completion[row], 1)
-        return self._at(row, prompt, completion, None), self._at(
-            row, prompt, completion, torch.arange(prompt + completion)
-        )
+        prompt_width = self.lengths.prompt_width
+        completion_width = self._width([self.lengths.completion[row]], self.lengths.completion_width)
+        positions = torch.arange(prompt_width + completion_width)
+        ways = [self._at(row, prompt_width, completion_width, each) for each in (None, positions)]
+        return ways[0], ways[1]
 
     def _at(self, row: int, prompt: int, completion: int, positions: torch.Tensor | None) -> MicroBatch:
         deal = Deal([row], prompt, completion, shares=False, tokens=0)
@@ -358,13 +370,13 @@ def _few_rows(rows: Rows) -> list[int]:
     mates = [row for row in groups[1:] if prompt_number[row] == prompt_number[first]]
     unequal = [row for row in mates if lengths.completion[row] != lengths.completion[first]]
     chosen = [first, *(unequal or mates)[:1]]
-    for row in of_gradient:  # with a longer prompt that is not the longest, so that padding is cut, and some is left
-        if len(chosen) < number and lengths.prompt[first] < lengths.prompt[row] < lengths.prompt_width:
-            chosen.append(row)
-            break
-    rest = [row for row in order.tolist() if row not in chosen]
-    rest.sort(key=lambda row: (lengths.prompt[row], lengths.completion[row]))
-    return [*chosen, *rest[: number - len(chosen)]]
+    others = [row for row in order.tolist() if row not in chosen]
+    # With a longer prompt that is not the longest, so that padding is cut, and some is left
+    longer = [row for row in others if lengths.prompt[first] < lengths.prompt[row] < lengths.prompt_width]
+    chosen += [row for row in longer if rows.have_gradient[row]][:1]
+    others.sort(key=lambda row: (lengths.prompt[row], lengths.completion[row]))
+    chosen += [row for row in others if not rows.have_gradient[row]][:1]
+    return [*chosen, *[row for row in others if row not in chosen]][:number]
 
 
 def _consistent(parts: Parts) -> Parts:

@@ -24,17 +24,17 @@ _ROUNDED_ADVANTAGE = 1e-6
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
-#: Methods that return the loss of a micro-batch, and may do with it what they like
-_METHODS_OF_LOSS = ("compute_loss", "_compute_loss")
+#: Methods that get the loss of a micro-batch, and may do with it what they like
+_METHODS_OF_LOSS = ("training_step", "compute_loss", "_compute_loss")
 _METHODS_OF_GENERATION = ("_generate", "_generate_single_turn")
 #: Methods that get TRL's batch between its pass over it and the end of the loss
 _METHODS_WITH_BATCH = (
     "_generate_and_score_completions",
     "_prepare_inputs",
     "_get_per_token_logps_and_entropies",
-    "training_step",
     *_METHODS_OF_LOSS,
 )
+_OUR_PACKAGES = ("accelerate", "transformers", "trl", "trl_dataeff", "torch", "peft")
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,19 @@ def obstacles(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) 
     of_head = ("prompt_scores", "shared_prompts")
     of_transformers = isinstance(model, PreTrainedModel)
     rules: list[tuple[bool, str, Sequence[str]]] = [
-        (handles_losses(trainer), "a loss of a subclass", of_rows),
+        # It may read log-probs of the loss, by token
+        (handles_losses(trainer), "a loss of a subclass", (*of_rows, "right_padding")),
+        (changes_micro_batches(trainer), "what happens between micro-batches", ["exchange"]),
         (trainer._entropy_bonus_enabled, "an entropy bonus", of_rows),
         (trainer.top_entropy_quantile != 1.0, "`top_entropy_quantile`", of_rows),
         # Of a mixture of experts; it counts the rows and the tokens of a single pass
         (trainer.aux_loss_enabled, "the loss of a router", (*of_rows, "shared_prompts")),
         (trainer.beta != 0.0, "`beta`", ["zero_rows"]),
         (trainer.loss_type in OVER_TOKENS, f"`loss_type={trainer.loss_type!r}`", ["exchange"]),
-        (trainer.args.torch_compile, "`torch_compile`", of_columns),  # new shapes compile again
+        (is_compiled(trainer, model), "compilation", of_columns),  # new shapes compile again
         (splits_sequences, "sequence parallelism", of_columns),  # which needs equal widths on all processes
         (trainer._is_vlm, "a vision-language model", of_columns),
+        (trainer.neftune_noise_alpha is not None, "NEFTune", of_columns),  # whose noise depends on the width
         # They need equally many passes of each layer on every process
         (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "sharded weights", of_head),
         (not of_transformers, "a model that is not of Transformers", of_head),
@@ -155,10 +158,31 @@ def _averages_as_known(trainer: GRPOTrainer) -> bool:
 
 def handles_losses(trainer: GRPOTrainer) -> bool:
     """
-    Whether a subclass has a method of its own that returns the loss of a micro-batch. It may add a term over all rows,
-    or weigh the loss of a micro-batch by its rows.
+    Whether a subclass has a method of its own that gets the loss of a micro-batch. It may add a term over all rows, or
+    weigh the loss of a micro-batch by its rows.
     """
     return any(has_own_method(trainer, name) for name in _METHODS_OF_LOSS)
+
+
+def changes_micro_batches(trainer: GRPOTrainer) -> bool:
+    """
+    Whether something of a script acts between the micro-batches of an optimizer step: on what each of them has, or on
+    the gradient of each. Then rows keep their micro-batch.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    acts_between = any(_is_own(type(callback).on_substep_end) for callback in callbacks)
+    changes_backward = _is_own(trainer.accelerator.backward)
+    return (
+        has_own_method(trainer, "_prepare_inputs")
+        or acts_between
+        or changes_backward
+        or any(map(has_hooks, cast(torch.nn.Module, trainer.model).parameters()))
+    )
+
+
+def has_hooks(parameter: torch.nn.Parameter) -> bool:
+    """Whether something acts on a parameter's gradient within the backward pass."""
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def least_advantage(trainer: GRPOTrainer) -> float:
@@ -172,7 +196,8 @@ def least_advantage(trainer: GRPOTrainer) -> float:
 def has_gradient(batch: Mapping[str, Any], least_advantage: float = 0.0) -> torch.Tensor:
     """Rows of a batch whose advantage is not 0, bool `(rows,)`."""
     advantages: torch.Tensor = batch["advantages"]  # (rows,), or (rows, T) where a subclass gives them by token
-    return (advantages.abs() > least_advantage).view(len(advantages), -1).any(1)
+    # What is not a number has one, as in TRL
+    return ~(advantages.abs() <= least_advantage).view(len(advantages), -1).all(1)
 
 
 def token_mask(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -199,6 +224,29 @@ def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
     """Whether layers are computed again in the backward pass, by a trainer's option or by the model's own."""
     of_model = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     return trainer.args.gradient_checkpointing or of_model
+
+
+def hash_of_modules(model: torch.nn.Module) -> int:
+    """
+    A number that changes when modules are replaced, or get a hook of a script, another forward pass, or another rate
+    of dropout.
+    """
+    seen = []
+    for module in model.modules():
+        attributes = vars(module)
+        numbers = [value for value in attributes.values() if isinstance(value, float)]
+        hooks = [*attributes["_forward_hooks"].values(), *attributes["_forward_pre_hooks"].values()]
+        number_of_hooks = sum(map(_is_own, hooks)) if hooks else 0
+        seen.append((id(module), id(attributes.get("forward")), number_of_hooks, *numbers))
+    return hash(tuple(seen))
+
+
+def is_compiled(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
+    """Whether a policy is compiled, by TRL's option or by hand."""
+    return trainer.args.torch_compile or any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
 
 
 # TRL's passes without gradient
@@ -235,10 +283,14 @@ def is_batch_private(trainer: GRPOTrainer) -> bool:
 
 
 def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
-    """Whether a subclass, or a script, has put a method in the place of TRL's, the Trainer's or ours."""
-    return _is_own(getattr(trainer, name))
+    """Whether a subclass, above or below ours, or a script, has put a method in the place of a library's or ours."""
+    of_classes = [vars(each)[name] for each in type(trainer).__mro__ if name in vars(each)]
+    return any(map(_is_own, [getattr(trainer, name), *of_classes]))
 
 
 def _is_own(method: Any) -> bool:
-    package = str(method.__module__).partition(".")[0]
-    return package not in ("transformers", "trl", "trl_dataeff")
+    """Whether a function was defined in a script; one that wraps another takes over its module."""
+    function = getattr(method, "__func__", method)
+    globals_of_function = getattr(function, "__globals__", None)
+    module = getattr(function, "__module__", "") if globals_of_function is None else globals_of_function["__name__"]
+    return str(module).partition(".")[0] not in _OUR_PACKAGES

@@ -192,8 +192,9 @@ def with_positions(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[
     """
 
     def give_positions(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = positions.expand(len(kwargs["input_ids"]), -1)
+        input_ids = kwargs.get("input_ids")
+        if kwargs.get("position_ids") is None and input_ids is not None and input_ids.size(1) == positions.size(1):
+            kwargs["position_ids"] = positions.expand(len(input_ids), -1)
         return args, kwargs
 
     hook = model.register_forward_pre_hook(give_positions, with_kwargs=True)

@@ -26,6 +26,7 @@ from trl_dataeff.compact.exact import (
     handles_losses,
     has_gradient,
     has_own_method,
+    hash_of_modules,
     is_aligned,
     is_batch_private,
     least_advantage,
@@ -78,6 +79,7 @@ class CompactGRPOTrainer(GRPOTrainer):
     _dataeff_update: CompactUpdate | None = None
     _dataeff_in_loss: Mapping[str, Any] | None = None  # the micro-batch that TRL's loss has now
     _dataeff_trial: GradientTrial | None = None  # while rows are computed both ways
+    _dataeff_in_step = False  # whether the Trainer's own training step runs
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -109,7 +111,11 @@ class CompactGRPOTrainer(GRPOTrainer):
             torch.cuda.reset_peak_memory_stats()
         making_before = update.step.making_seconds
         started = time.perf_counter()
-        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self._dataeff_in_step = True
+        try:
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+        finally:
+            self._dataeff_in_step = False
         if on_cuda and self.accelerator.sync_gradients:
             torch.cuda.synchronize()
         update.step.seconds += time.perf_counter() - started - (update.step.making_seconds - making_before)
@@ -159,9 +165,9 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss = self._dataeff_loss(model, micro_batch) * micro_batch.factor
             if micro_batch.weights is not None:
                 weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
-            if self.args.gradient_checkpointing:
-                update.advise_on_checkpointing(self._dataeff_situation(gradient_checkpointing=False))
         update.say_what_is_left_out(obstacles(self))
+        if self.args.gradient_checkpointing:
+            update.advise_on_checkpointing(self._dataeff_situation(gradient_checkpointing=False))
         return loss
 
     def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:
@@ -222,6 +228,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             has_kl_term=self.beta != 0.0,
             least_advantage=least_advantage(self),
             multiple=cast("int | None", self.pad_to_multiple_of),
+            model_seen=hash_of_modules(policy_of(self, self.model)),
         )
 
     def _dataeff_remaining(self, update: CompactUpdate) -> int:
@@ -237,7 +244,8 @@ class CompactGRPOTrainer(GRPOTrainer):
                 "that rows keep their micro-batch from here on."
             )
             update.keeps_micro_batches = True
-        if update.keeps_micro_batches or self.accelerator.sync_gradients:
+        is_own_loop = not self._dataeff_in_step
+        if is_own_loop or update.keeps_micro_batches or self.accelerator.sync_gradients:
             return 1
         return self.current_gradient_accumulation_steps - update.step.micro_batches
 
@@ -381,7 +389,7 @@ class CompactGRPOTrainer(GRPOTrainer):
         TRL's forward pass without gradient, over chunks of rows of similar length, if what is left out was checked.
         """
         update = cast(CompactUpdate, self._dataeff_update)
-        parts = update.check.passed(exact_parts(self))
+        parts = update.check.passed(exact_parts(self), input_ids.size(1))
 
         def forward_of_chunk(ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> ForwardOutputs:
             if not parts.prompt_scores:

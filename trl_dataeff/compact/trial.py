@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 
 from trl_dataeff.compact.check import Outcome, in_words
+from trl_dataeff.compact.exact import has_hooks
 from trl_dataeff.compact.micro_batches import MicroBatch
 from trl_dataeff.compact.prompts import takes_positions
 
@@ -26,10 +28,10 @@ LEAST_TOLERANCE = 1e-3
 #: differs between models by an order of magnitude, and positions are rounded in each layer
 TOLERATED = 4.0
 LARGEST_TOLERANCE = 0.5
+#: Computing the same rows again changes their gradient by less
+SAME_RESULT = 0.01
 #: A parameter's gradient counts as at least this share of the whole one: a smaller one may be rounding alone
 SMALLEST_SHARE = 0.01
-
-_Simple = bool | int | float | str | None | torch.Tensor
 
 
 class GradientTrial:
@@ -70,8 +72,7 @@ class GradientTrial:
     @cached_property
     def compares_logps(self) -> bool:
         """Whether a backward pass would change the run."""
-        hooks = [getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self.parameters]
-        return self.trainer.is_deepspeed_enabled or any(hooks)
+        return self.trainer.is_deepspeed_enabled or any(map(has_hooks, self.parameters))
 
     def counts_positions(self) -> bool:
         return takes_positions(self.policy)
@@ -104,8 +105,10 @@ class GradientTrial:
             difference = _relative(self._of_processes(differences), norms)
             tolerance = LEAST_TOLERANCE
             if difference > LEAST_TOLERANCE and not some_fail:
-                state.restore()
-                effect = _relative(self._of_processes(self._effect_of_rounding(first)), norms)
+                again, otherwise = self._again(first, state)
+                # By a generator of its own, or by what it counts
+                some_draw = some_draw or _relative(self._of_processes(again), norms) > SAME_RESULT
+                effect = _relative(self._of_processes(otherwise), norms)
                 tolerance = min(max(TOLERATED * effect, LEAST_TOLERANCE), LARGEST_TOLERANCE)
         return Outcome(
             difference=difference,
@@ -115,13 +118,21 @@ class GradientTrial:
             error=error or ("an exception on another process" if some_fail else ""),
         )
 
-    def _effect_of_rounding(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Squared norm of the difference that other rounding makes to each parameter's gradient, or to log-probs."""
-        self._drop_gradients()
-        logps = self._compute(micro_batches, 1.0)
-        with rounded_otherwise(self.policy):
-            others = self._compute(micro_batches, -1.0)
-        return self._norms(_difference(logps, others))
+    def _again(self, micro_batches: Sequence[MicroBatch], state: RandomState) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Squared norms of the differences that computing the same again makes to each parameter's gradient, or to
+        log-probs, and those that other rounding makes.
+        """
+        differences = []
+        for rounding in (nullcontext(), rounded_otherwise(self.policy)):
+            self._drop_gradients()
+            state.restore()
+            logps = self._compute(micro_batches, 1.0)
+            state.restore()
+            with rounding:
+                others = self._compute(micro_batches, -1.0)
+            differences.append(self._norms(_difference(logps, others)))
+        return differences[0], differences[1]
 
     def _of_processes(self, own: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor = self.accelerator.gather(own.unsqueeze(0)).sum(0).cpu()
@@ -169,7 +180,7 @@ class GradientTrial:
             synchronization = self.model.no_sync()
         self._drop_gradients()
         if in_evaluation:
-            for module in modules:
+            for module in modules[1:]:  # not of the policy itself, by which TRL knows that it trains
                 module.training = False
         try:
             with as_before([self.trainer, *modules]), synchronization:
@@ -278,20 +289,80 @@ class RandomState:
 
 @contextmanager
 def as_before(objects: Sequence[Any]) -> Iterator[None]:
-    """After this context, the simple attributes and the buffers of objects are as they were before."""
-    simple = [{name: value for name, value in vars(each).items() if isinstance(value, _Simple)} for each in objects]
-    modules = [each for each in objects if isinstance(each, torch.nn.Module)]
-    buffers = [
-        {name: (value, value.clone()) for name, value in module._buffers.items() if value is not None}
-        for module in modules
-    ]
+    """
+    After this context, the attributes of objects are as they were before: values, what containers hold, and the
+    numbers in tensors and generators, but for parameters and for large tensors.
+    """
+    copies = [_Copy(each) for each in objects]
     try:
         yield
     finally:
-        for each, values in zip(objects, simple, strict=True):
-            vars(each).update(values)
-        for module, of_module in zip(modules, buffers, strict=True):
-            for name, (value, copy) in of_module.items():
-                if not torch.equal(value, copy):
-                    value.copy_(copy)
-                module._buffers[name] = value
+        for copy in copies:
+            copy.restore()
+
+
+_LARGE = 2**20  # numbers of a tensor
+
+
+class _Copy:
+    """
+    The attributes of an object, and the buffers of a module.
+
+    Args:
+        owner: the object.
+    """
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+        self.attributes = dict(vars(owner))
+        values = list(self.attributes.values())
+        if isinstance(owner, torch.nn.Module):
+            values += owner._buffers.values()
+        self.contents = [(value, _content_of(value)) for value in values]
+
+    def restore(self) -> None:
+        attributes = vars(self.owner)
+        for name in attributes.keys() - self.attributes.keys():
+            del attributes[name]
+        attributes.update(self.attributes)
+        for value, content in self.contents:
+            _restore(value, content)
+
+
+def _content_of(value: Any) -> Any:
+    if isinstance(value, dict | list | set | deque):
+        return value.copy()
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _LARGE:
+        return value.detach().clone()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.bit_generator.state if isinstance(value, np.random.Generator) else None
+
+
+def _restore(value: Any, content: Any) -> None:
+    if content is None:
+        return
+    if isinstance(value, torch.Tensor):
+        if not torch.equal(value, content):
+            with torch.no_grad():
+                value.copy_(content)
+    elif isinstance(value, torch.Generator):
+        value.set_state(content)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = content
+    elif not _holds_same(value, content):
+        value.clear()
+        if isinstance(value, list | deque):
+            value.extend(content)
+        else:
+            value.update(content)
+
+
+def _holds_same(value: Any, content: Any) -> bool:
+    """Whether a container holds the same objects, in the same order."""
+    if len(value) != len(content):
+        return False
+    pairs = zip(value.items(), content.items(), strict=True) if isinstance(value, dict) else None
+    if pairs is not None:
+        return all(key == known_key and item is known for (key, item), (known_key, known) in pairs)
+    return all(item is known for item, known in zip(value, content, strict=True))

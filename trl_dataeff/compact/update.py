@@ -39,6 +39,7 @@ class Situation(NamedTuple):
         has_kl_term: whether rows without an advantage have a gradient.
         least_advantage: advantages up to this size are 0, but for rounding.
         multiple: TRL's `pad_to_multiple_of`.
+        model_seen: the modules of the model and how they compute: a number that changes with these.
     """
 
     parts: Parts
@@ -46,6 +47,7 @@ class Situation(NamedTuple):
     has_kl_term: bool
     least_advantage: float
     multiple: int | None
+    model_seen: int = 0
 
 
 @dataclass
@@ -130,6 +132,7 @@ class CompactUpdate:
         self._segment: _Segment | None = None
         self._advised_on_checkpointing = False
         self._met_loss = False  # whether our loss has got a micro-batch of this run
+        self._model_seen: int | None = None
         self._has_said_what = False
         self._said: set[str] = set()
 
@@ -197,15 +200,22 @@ class CompactUpdate:
         trial: Trial | None,
     ) -> _Segment:
         """Decide how the next micro-batches are computed, up to the last that may exchange rows with this one."""
+        model_seen = situation.model_seen
         start = 0 if place is None else place
         holds_list = any(isinstance(value, list) for value in present.buffered[start].values())
         # As with images, which are not by row
         keeps_all = holds_list or any("token_type_ids" in key for key in present.buffered[start])
         own_tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
-        own = torch.tensor([[place is None, keeps_all, own_tokens]], device=self.accelerator.device)
-        some_unknown, some_keep_all, tokens = self.accelerator.gather(own).sum(0).tolist()
+        has_changed = self._model_seen is not None and self._model_seen != model_seen
+        self._model_seen = model_seen
+        own = torch.tensor([[place is None, keeps_all, has_changed, own_tokens]], device=self.accelerator.device)
+        some_unknown, some_keep_all, some_changed, tokens = self.accelerator.gather(own).sum(0).tolist()
         if some_unknown:
             self._say_of_other_micro_batches()
+        if some_keep_all:
+            self.say_once("`compact_update`: the batch has lists, such as images, so that the update is TRL's.")
+        if some_changed:
+            self.check.begin_again()
         exchanges = (self.check.kept & situation.parts).exchange
         length = max(min(remaining, len(present.buffered) - start), 1) if exchanges else 1
         batches = present.buffered[start : start + length]
@@ -233,7 +243,7 @@ class CompactUpdate:
             return None, Parts.none()
         parts = situation.parts
         others = other_tensors(rows.joined)
-        if others:
+        if self.accelerator.gather(torch.tensor([bool(others)], device=self.accelerator.device)).any():
             parts = parts.without(["left_padding", "right_padding"])
             self.say_once(
                 f"`compact_update`: padding stays, because the batch has tensors of a subclass ({', '.join(others)}), "
@@ -251,6 +261,7 @@ class CompactUpdate:
     def end_step(self) -> dict[str, float]:
         """Begin to count the next optimizer step. Returns the metrics of the one that has ended."""
         step, self.step = self.step, Counts()
+        self._segment = None
         self.run.add(step)
         if step.tokens_of_trl == 0:
             return {}
@@ -267,17 +278,20 @@ class CompactUpdate:
         Args:
             obstacles (`Mapping`): why parts are not left out, by what is known of the trainer.
         """
-        if self._has_said_what or not (self.check.is_begun or set(CHECKED) <= set(obstacles)):
+        is_tried = self.check.is_begun or set(CHECKED) <= set(obstacles)
+        if self._has_said_what or self._segment is None or not is_tried:
             return
         self._has_said_what = True
         left_out: list[str] = []
         others: dict[str, list[str]] = {}
         for name, words in _WORDS.items():
             reason = obstacles.get(name)
-            if reason is None and getattr(self.check.kept, name):
-                left_out += [words]
-            else:  # of what a check has switched off, a line was said
-                others.setdefault(reason or "see above", []).append(words)
+            if reason is not None:
+                others.setdefault(reason, []).append(words)
+            elif getattr(self._segment.parts, name):
+                left_out.append(words)
+            elif not getattr(self.check.kept, name):  # of which a line was said
+                others.setdefault("switched off", []).append(words)
         of_padding = [words for words in left_out if words in _BOTH_PADDINGS]
         if len(of_padding) == len(_BOTH_PADDINGS):
             left_out = [words for words in left_out if words not in _BOTH_PADDINGS]
