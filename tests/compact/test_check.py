@@ -41,6 +41,8 @@ class Trial:
         self.of_padding = of_padding
         self.pairs = []
 
+    compares_logps = False
+
     def counts_positions(self):
         return True
 

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoHaConfig, LoKrConfig, LoraConfig
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.utils.checkpoint import checkpoint
@@ -409,3 +410,103 @@ def test_what_rounding_leaves_of_an_advantage_of_0_is_no_gradient(tmp_path):
     saved = [share for (share,) in logged(ours, "dataeff/update/tokens_saved")]
     zeros = np.abs(plain.advantages).reshape(5, -1) < 1e-6
     assert all(share >= part for share, part in zip(saved, zeros.mean(1), strict=True))
+
+
+class MixesRows:
+    """Tokens below the median entropy of the micro-batch have no gradient."""
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        logps, entropies, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if entropies is not None:
+            logps = torch.where(entropies < entropies.median(), logps.detach(), logps)
+        return logps, entropies, *others
+
+
+def test_a_loss_that_mixes_rows_keeps_all_of_them_in_their_micro_batch(tmp_path, caplog_transformers):
+    plain, ours = both(tmp_path, pattern=MixesRows)
+    assert_same_weights(plain, ours)
+    said = messages(caplog_transformers, "switched off, because it changes the gradient")
+    assert "rows without a gradient" in said[0]
+    assert "exchanging rows" in said[1]
+
+
+def test_a_loss_below_ours_keeps_all_rows(tmp_path, caplog_transformers):
+    class Term(GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return super()._compute_loss(model, inputs) + 0.1 * sum(p.square().sum() for p in model.parameters())
+
+    class Ours(DataEfficientGRPOTrainer, Term):
+        pass
+
+    options = {"rewards": reward, "max_steps": 2, "num_generations": 4, "learning_rate": 0.01, "optim": "sgd"}
+    trainers = []
+    for name, trainer_class in (("plain", Term), ("ours", Ours)):
+        trainer = {"model": llama(), "train_dataset": prompts_of_many_lengths()}
+        ours = {"compact_update": True} if trainer_class is Ours else {}
+        trainers.append(run(tmp_path / name, trainer_class, trainer=trainer, **options, **ours))
+    assert_same_weights(*trainers)
+    assert messages(caplog_transformers, "has a loss of its own")
+
+
+def clamp_gradients(trainer):
+    for parameter in trainer.model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def test_hooks_of_parameters_see_the_gradient_of_trls_micro_batches(tmp_path):
+    plain, ours = both(tmp_path, before=clamp_gradients)
+    assert_same_weights(plain, ours)
+    assert max(logged(ours, "dataeff/update/tokens_saved"))[0] > 0.2
+
+
+def short_first(n: int = 24):
+    """The prompts of the first generation batch are short."""
+    return Dataset.from_dict({"prompt": [f"{i:02d}:" + "1+" * (0 if i < 4 else i % 9 * 3) + "2=" for i in range(n)]})
+
+
+def with_frequencies_by_the_last_position():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    return model_of(LlamaConfig, **SIZES, max_position_embeddings=40, rope_parameters=rope)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("make_model", [with_frequencies_by_the_last_position, with_queries_scaled_by_position])
+@pytest.mark.parametrize("fields", [{}, {"steps_per_generation": 4, "max_steps": 6}, {"beta": 0.1}], ids=str)
+def test_later_batches_may_reach_further(fields, make_model, checkpointing, tmp_path):
+    """Also in the passes before the loss, and where prompts are shared."""
+    options = {"shuffle_dataset": False, "gradient_checkpointing": checkpointing, "max_steps": 4, **fields}
+    # With a reference model, which is the model without an adapter
+    config = LoraConfig(r=4, target_modules="all-linear") if "beta" in fields else None
+    arguments = {"train_dataset": short_first(), "peft_config": config}
+    assert_same_weights(*both(tmp_path, make_model, arguments=arguments, **options), 1e-5)
+
+
+class Counts:
+    """Every third loss counts double, by a number in a container, and one draws from a generator of its own."""
+
+    def __init__(self, *args, **kwargs):
+        self.seen = {"losses": 0}
+        self.generator = np.random.default_rng(0)
+        super().__init__(*args, **kwargs)
+
+    def _compute_loss(self, model, inputs):
+        self.seen["losses"] += 1
+        factor = (1 + (self.seen["losses"] % 3 == 0)) * (1 + self.generator.random())
+        return super()._compute_loss(model, inputs) * factor
+
+
+def test_what_a_subclass_counts_and_draws_is_not_changed_by_the_check(tmp_path):
+    assert_same_weights(*both(tmp_path, pattern=Counts))
+
+
+class LateDropout(TrainerCallback):
+    """As a schedule of dropout."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.1
+
+
+def test_a_model_that_changes_is_tried_again(tmp_path, caplog_transformers):
+    both(tmp_path, before=lambda trainer: trainer.add_callback(LateDropout()))
+    assert messages(caplog_transformers, "draws random numbers")

@@ -34,6 +34,7 @@ _WORDS = {
     "shared_prompts": "computing the prompt of a group once",  # which needs the last one
 }
 CHECKED = tuple(_WORDS)  # by parts that need none of those behind them
+_OF_ROWS = ("zero_rows", "exchange")
 _BY_POSITION = ("left_padding", "right_padding", "shared_prompts")  # tokens at other positions, or without later ones
 
 
@@ -82,6 +83,10 @@ class Trial(Protocol):
 
     def counts_positions(self) -> bool:
         """Whether the model takes positions as an argument."""
+
+    @property
+    def compares_logps(self) -> bool:
+        """Whether log-probs are compared instead of gradients. They do not tell of rows that are left out."""
 
 
 class Check:
@@ -149,6 +154,9 @@ class Check:
         moves = width > self._reach and any(getattr(parts, name) for name in _BY_POSITION)
         if has_gradient and (due or moves):
             started = time.perf_counter()
+            if trial.compares_logps:
+                self._unchecked -= set(_OF_ROWS)
+                due = [name for name in due if name not in _OF_ROWS]
             if due:
                 self._compare(chosen, due, parts, trial)
             if moves:

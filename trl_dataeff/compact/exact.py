@@ -24,8 +24,15 @@ _ROUNDED_ADVANTAGE = 1e-6
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
-#: Methods that get the loss of a micro-batch, and may do with it what they like
-_METHODS_OF_LOSS = ("training_step", "compute_loss", "_compute_loss")
+#: Methods of the loss of a micro-batch, which may do with it what they like
+_METHODS_OF_LOSS = (
+    "training_step",
+    "compute_loss",
+    "_compute_loss",
+    "get_high_entropy_mask",
+    "get_off_policy_mask",
+    "get_gamma_weights",
+)
 _METHODS_OF_GENERATION = ("_generate", "_generate_single_turn")
 #: Methods that get TRL's batch between its pass over it and the end of the loss
 _METHODS_WITH_BATCH = (
@@ -285,7 +292,8 @@ def is_batch_private(trainer: GRPOTrainer) -> bool:
 def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
     """Whether a subclass, above or below ours, or a script, has put a method in the place of a library's or ours."""
     of_classes = [vars(each)[name] for each in type(trainer).__mro__ if name in vars(each)]
-    return any(map(_is_own, [getattr(trainer, name), *of_classes]))
+    of_instance = [vars(trainer)[name]] if name in vars(trainer) else []
+    return any(map(_is_own, [*of_instance, *of_classes]))
 
 
 def _is_own(method: Any) -> bool:
