@@ -3,11 +3,13 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.compact
+from tests.factories.comparison import messages
 from tests.factories.tiny import logged, run
 from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer
@@ -80,3 +82,35 @@ def test_of_this_package_it_imports_nothing_but_utils():
     assert set().union(*map(imported_units, files)) == {"trl_dataeff.compact", "trl_dataeff.utils"}
     utils = Path(trl_dataeff.compact.__file__).parent.with_name("utils.py")
     assert imported_units(utils) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out", "others"),
+    [
+        ({}, ["rows without a gradient", "repeated prompts"], []),
+        ({"gradient_checkpointing": True}, ["rows without a gradient"], ["repeated prompts (gradient checkpointing)"]),
+        ({"beta": 0.1}, ["repeated prompts"], ["rows without a gradient (`beta`)"]),
+    ],
+    ids=str,
+)
+def test_a_run_says_what_it_leaves_out_and_what_that_saved(options, left_out, others, tmp_path, caplog_transformers):
+    trainer = run(tmp_path, CompactGRPOTrainer, rewards=partly_learnable_reward, max_steps=4, **options)
+    (start,) = messages(caplog_transformers, "The update leaves out")
+    said, _, not_said = start.partition("; not ")
+    assert all(words in said for words in left_out)
+    assert all(words in not_said for words in others)
+    (end,) = messages(caplog_transformers, "of the tokens that TRL's would")
+    names = ("dataeff/update/tokens", "dataeff/update/tokens_saved", "dataeff/update/seconds", "step_time")
+    tokens, saved, seconds, step_times = map(np.array, zip(*logged(trainer, *names), strict=True))
+    computed = tokens.sum() / (tokens / (1 - saved)).sum()
+    assert f"computed {computed:.0%} of" in end
+    assert (seconds > 0).all()
+    assert (seconds < step_times).all(), "generation is no part of the update"
+
+
+def test_where_the_update_is_trls_nothing_is_said_to_be_left_out(tmp_path, caplog_transformers):
+    trainer = run(tmp_path, CompactGRPOTrainer, train=False)
+    trainer.loss_type = "of a later version"
+    trainer._compute_loss = lambda model, inputs: sum(p.square().sum() for p in model.parameters())
+    trainer.train()
+    assert not messages(caplog_transformers, "leaves out")
