@@ -147,12 +147,12 @@ class Check:
         """
         parts = _consistent(self.kept & parts)
         chosen = _Chosen(rows, multiple)
-        own = [int(rows.have_gradient.any()), rows.width, *[int(chosen.matters(name, parts)) for name in CHECKED]]
+        own = [chosen.num_computed, rows.width, *[int(chosen.matters(name, parts)) for name in CHECKED]]
         on_processes = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
-        has_gradient, width, *matters = on_processes.amax(0).tolist()
+        chosen.num_computed, width, *matters = on_processes.amax(0).tolist()
         due = [name for name, is_on in zip(CHECKED, matters, strict=True) if is_on and name in self._unchecked]
         moves = width > self._reach and any(getattr(parts, name) for name in _BY_POSITION)
-        if has_gradient and (due or moves):
+        if chosen.num_computed and (due or moves):
             started = time.perf_counter()
             if trial.compares_logps:
                 self._unchecked -= set(_OF_ROWS)
@@ -275,6 +275,8 @@ class _Chosen:
         self.completion_width = self._width(completions, self.lengths.completion_width)
         numbers = [self.lengths.prompt_number[row] for row in self.rows]
         self.shares = len(set(numbers)) < len(numbers)
+        # Rows that are computed where those without a gradient are left out: as many on each process
+        self.num_computed = sum(bool(rows.have_gradient[row]) for row in self.rows)
 
     def _width(self, lengths: Sequence[int], full: int) -> int:
         return rounded_up(max(lengths), self.multiple, full)
@@ -284,7 +286,7 @@ class _Chosen:
         if not getattr(parts, name):
             return False
         if name == "zero_rows":
-            return len(self._rows_with_gradient()) < len(self.rows)
+            return self.num_computed < len(self.rows)
         if name == "exchange":
             return len(self.all_rows.batches) > 1 and len(self.rows) > 1
         if name == "left_padding":
@@ -303,12 +305,14 @@ class _Chosen:
         others = [field.name for field in fields(Parts) if field.name not in needed]
         return self._micro_batches(parts.without(others))
 
-    def _rows_with_gradient(self) -> list[int]:
-        """At least one."""
-        return [row for row in self.rows if self.all_rows.have_gradient[row]] or self.rows[:1]
+    def _computed_rows(self) -> list[int]:
+        """The rows with a gradient, and as many of the others as another process has more."""
+        gradient_first = sorted(self.rows, key=lambda row: not self.all_rows.have_gradient[row])
+        computed = gradient_first[: self.num_computed]
+        return [row for row in self.rows if row in computed]
 
     def _micro_batches(self, parts: Parts) -> list[MicroBatch]:
-        rows = self._rows_with_gradient() if parts.zero_rows else self.rows
+        rows = self._computed_rows() if parts.zero_rows else self.rows
         size = min(self.all_rows.per_batch, len(self.rows))
         if parts.exchange:
             # Rows that are together in TRL's micro-batches are not here, and the other way round

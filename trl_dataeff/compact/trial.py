@@ -302,6 +302,7 @@ def as_before(objects: Sequence[Any]) -> Iterator[None]:
 
 
 _LARGE = 2**20  # numbers of a tensor
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 
 class _Copy:
@@ -314,15 +315,16 @@ class _Copy:
 
     def __init__(self, owner: Any):
         self.owner = owner
-        self.attributes = dict(vars(owner))
+        # Parameters and hooks are torch's, which moves those of sharded modules
+        self.attributes = {name: value for name, value in vars(owner).items() if name not in _OF_TORCH}
         values = list(self.attributes.values())
         if isinstance(owner, torch.nn.Module):
-            values += owner._buffers.values()
+            values += [owner._buffers, *owner._buffers.values()]
         self.contents = [(value, _content_of(value)) for value in values]
 
     def restore(self) -> None:
         attributes = vars(self.owner)
-        for name in attributes.keys() - self.attributes.keys():
+        for name in attributes.keys() - self.attributes.keys() - _OF_TORCH:
             del attributes[name]
         attributes.update(self.attributes)
         for value, content in self.contents:
