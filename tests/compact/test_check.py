@@ -195,6 +195,24 @@ def test_another_process_may_fail_or_need_a_check():
     assert trial.pairs
 
 
+def test_processes_compute_equally_many_rows():
+    """TRL gathers values by row: this process has one row with a gradient, another one three."""
+
+    def gather(own):
+        other = own.clone()
+        other[:, 0] = 3  # rows with a gradient among the chosen ones
+        return torch.cat([own, other])
+
+    joined = batch_of_rows(np.random.default_rng(1), 8, 1.0, False)
+    joined["advantages"][1:] = 0
+    trial = Trial()
+    Check(accelerator(2, gather)).allowed(Rows(split(joined, 4), "dapo"), PARTS, trial)
+    first, second, _ = trial.pairs[0]
+    assert sum(len(each.inputs["row"]) for each in first) == MOST_ROWS
+    assert sum(len(each.inputs["row"]) for each in second) == 3
+    assert 0 in torch.cat([each.inputs["row"] for each in second])
+
+
 @given(
     seed=st.integers(0, 10**6),
     share=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
