@@ -106,11 +106,3 @@ def test_a_run_says_what_it_leaves_out_and_what_that_saved(options, left_out, ot
     assert f"computed {computed:.0%} of" in end
     assert (seconds > 0).all()
     assert (seconds < step_times).all(), "generation is no part of the update"
-
-
-def test_where_the_update_is_trls_nothing_is_said_to_be_left_out(tmp_path, caplog_transformers):
-    trainer = run(tmp_path, CompactGRPOTrainer, train=False)
-    trainer.loss_type = "of a later version"
-    trainer._compute_loss = lambda model, inputs: sum(p.square().sum() for p in model.parameters())
-    trainer.train()
-    assert not messages(caplog_transformers, "leaves out")

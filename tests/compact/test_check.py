@@ -247,8 +247,9 @@ def test_chosen_rows_show_what_is_left_out(seed, share, size, n):
 
 
 def state_of(trainer) -> dict:
+    of_numpy = str(np.random.get_state(legacy=False))  # noqa: NPY002
     return {
-        "random": (random.getstate(), torch.get_rng_state().tolist(), str(np.random.get_state(legacy=False))),  # noqa: NPY002
+        "random": (random.getstate(), torch.get_rng_state().tolist(), of_numpy),
         "gradients": [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
         "metrics": copy.deepcopy(dict(trainer._metrics["train"])),
         "training": [module.training for module in trainer.model.modules()],
@@ -303,21 +304,34 @@ def test_a_trial_leaves_no_trace(tmp_path, monkeypatch, accumulated, dropout):
     assert any(outcome.draws for _, _, outcome in seen) == (dropout > 0)
 
 
-def test_attributes_and_buffers_are_as_they_were():
-    """As rotary positions have them, which depend on the longest row so far."""
+def test_attributes_buffers_containers_and_generators_are_as_they_were():
+    """As rotary positions have them, which depend on the longest row so far, and as a subclass counts."""
     module = torch.nn.Module()
     module.register_buffer("inv_freq", torch.ones(3))
-    module.longest, module.cache = 8, [1]
-    owner = SimpleNamespace(steps=1, scale=torch.ones(1))
+    module.longest = 8
+    owner = SimpleNamespace(steps=1, scale=torch.ones(1), calls=[1], counts={"a": 1})
+    owner.generator = np.random.default_rng(0)
+    owner.of_torch = torch.Generator().manual_seed(0)
     first = module.inv_freq
+    expected = (np.random.default_rng(0).random(), torch.rand(1, generator=torch.Generator().manual_seed(0)))
     with as_before([module, owner]):
         module.inv_freq[1] = 5.0
         module.register_buffer("inv_freq", torch.zeros(3))
         module.longest = 9
-        owner.steps, owner.scale = 2, None
+        owner.steps = 2
+        owner.scale.mul_(3)
+        owner.calls.append(2)
+        owner.counts["a"] = 5
+        owner.counts["b"] = 6
+        owner.later = 7
+        owner.generator.random()
+        torch.rand(1, generator=owner.of_torch)
     assert module.inv_freq is first
     assert module.inv_freq.tolist() == [1, 1, 1]
     assert (module.longest, owner.steps, owner.scale.item()) == (8, 1, 1.0)
+    assert (owner.calls, owner.counts) == ([1], {"a": 1})
+    assert not hasattr(owner, "later")
+    assert (owner.generator.random(), torch.rand(1, generator=owner.of_torch)) == expected
 
 
 @pytest.mark.parametrize("draw", [torch.rand, np.random.rand, lambda n: random.random()])

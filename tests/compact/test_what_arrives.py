@@ -367,7 +367,8 @@ def test_metrics_are_those_of_all_rows(name, tmp_path):
     plain, ours = both(tmp_path, before=never_end, **options)
     expected, found = (np.array(logged(trainer, *names)) for trainer in (plain, ours))
     if name == "vespo":  # where the policy has not moved since rows were sampled
-        expected, found = expected[::2], found[::2]
+        expected = expected[::2]
+        found = found[::2]
     else:
         assert (expected[:, 0] != 0).any()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     What two ways to compute the same rows have shown.
 
     Attributes:
-        difference: the largest relative difference of a parameter's gradient; infinite where it is not a number.
+        difference: relative difference of the gradients; infinite where it is not a number.
         tolerance: up to which it counts as rounding.
         draws: whether the first way has drawn random numbers.
         other_inputs: what else than the micro-batch reaches the model, in words; empty if nothing does.
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether the difference is no more than rounding."""
+        """Whether the difference is within the tolerance, and nothing was raised."""
         return not self.error and self.difference <= self.tolerance
 
 
@@ -167,7 +167,7 @@ class Check:
         return _consistent(self.passed(parts, width))
 
     def _compare(self, chosen: _Chosen, due: Sequence[str], parts: Parts, trial: Trial) -> None:
-        """Compute rows with and without all parts that are due, and where that differs, with each of them alone."""
+        """Compute rows with and without all parts that are due; where that differs, add one part after the other."""
         whole = chosen.whole()
         try:
             outcome = trial.compare(whole, chosen.without(due, parts))
@@ -201,23 +201,23 @@ class Check:
 
     def _move(self, chosen: _Chosen, trial: Trial) -> None:
         """Compute a row at its own positions, and as far behind as rows of the run may be."""
-        near, far, far_padding = chosen.moved(self._reach)
-        if self._is_same(trial, near, far):
-            return
-        reason = f"positions up to {self._reach} change the gradient of {self.model_name}"
-        if not self._is_same(trial, near, far_padding):
-            # What comes later changes what was before, as where frequencies depend on the last position
-            self._switch_off(["right_padding", "shared_prompts"], reason)
-        # A model that finds positions in the mask does not count padding
-        if self._is_same(trial, *chosen.padded()):
-            self._switch_off(["left_padding"], reason)
 
-    def _is_same(self, trial: Trial, first: MicroBatch, second: MicroBatch) -> bool:
-        """Whether positions make no difference; a model that refuses the first ones has its own."""
-        try:
+        def is_same(first: MicroBatch, second: MicroBatch) -> bool:
             return trial.compare([first], [second], in_evaluation=self.draws).is_same
-        except Exception:
-            return False
+
+        near, far, far_padding = chosen.moved(self._reach)
+        reason = f"positions up to {self._reach} change the gradient of {self.model_name}"
+        try:
+            if is_same(near, far):
+                return
+            if not is_same(near, far_padding):
+                # What comes later changes what was before, as where frequencies depend on the last position
+                self._switch_off(["right_padding", "shared_prompts"], reason)
+            # A model that finds positions in the mask does not count padding
+            if is_same(*chosen.padded()):
+                self._switch_off(["left_padding"], reason)
+        except Exception as error:
+            self._switch_off(_BY_POSITION, f"{self.model_name} with other positions raises {in_words(error)}")
 
     def note_other_inputs(self, what: str) -> None:
         """Switch off what relies on the ids and masks that reach the model, because something else does."""

@@ -165,9 +165,9 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss = self._dataeff_loss(model, micro_batch) * micro_batch.factor
             if micro_batch.weights is not None:
                 weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
-        update.say_what_is_left_out(obstacles(self))
+        update.say_what_is_left_out(partial(obstacles, self))
         if self.args.gradient_checkpointing:
-            update.advise_on_checkpointing(self._dataeff_situation(gradient_checkpointing=False))
+            update.advise_on_checkpointing(partial(self._dataeff_situation, gradient_checkpointing=False))
         return loss
 
     def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:

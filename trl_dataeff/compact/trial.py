@@ -30,7 +30,7 @@ TOLERATED = 4.0
 LARGEST_TOLERANCE = 0.5
 #: Computing the same rows again changes their gradient by less
 SAME_RESULT = 0.01
-#: A parameter's gradient counts as at least this share of the whole one: a smaller one may be rounding alone
+#: Lower bound of the norm by which a parameter's difference is divided, as a share of the whole gradient's norm
 SMALLEST_SHARE = 0.01
 
 
@@ -38,7 +38,7 @@ class GradientTrial:
     """
     Computes the gradient of rows in two ways.
 
-    With DeepSpeed, or where hooks update weights in the backward pass, log-probs are compared instead.
+    With DeepSpeed, or where parameters have hooks, log-probs are compared instead.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): whose loss it is.
@@ -139,7 +139,10 @@ class GradientTrial:
         return total
 
     def _compute(self, micro_batches: Sequence[MicroBatch], sign: float) -> list[torch.Tensor]:
-        """Add the gradient to the parameters', or return log-probs, 0 where there is no token."""
+        """
+        Add `sign` times the gradient to that of the parameters. If log-probs are compared, return those
+        instead: `(rows, T)` of each micro-batch, 0 for padding.
+        """
         logps = []
         scaler = self.accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()  # so that no gradient is too small for float16
@@ -173,7 +176,8 @@ class GradientTrial:
         modules = list(self.policy.modules())
         modes = [module.training for module in modules]
         metrics = {name: list(values) for name, values in self.trainer._metrics["train"].items()}
-        report_to, self.trainer.args.report_to = self.trainer.args.report_to, []  # for TRL's profiling
+        report_to = self.trainer.args.report_to
+        self.trainer.args.report_to = []  # TRL's profiling logs there
         # As it is without accelerate's scaling of gradients among processes
         synchronization: AbstractContextManager[None] = nullcontext()
         if isinstance(self.model, DistributedDataParallel):

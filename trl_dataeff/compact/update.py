@@ -245,9 +245,10 @@ class CompactUpdate:
         others = other_tensors(rows.joined)
         if self.accelerator.gather(torch.tensor([bool(others)], device=self.accelerator.device)).any():
             parts = parts.without(["left_padding", "right_padding"])
+            names = ", ".join(others) or "on another process"
             self.say_once(
-                f"`compact_update`: padding stays, because the batch has tensors of a subclass ({', '.join(others)}), "
-                "which may be by token."
+                f"`compact_update`: padding stays, because the batch has tensors of a subclass ({names}), which may "
+                "be by token."
             )
         if trial is not None:
             could_exchange = (self.check.kept & parts).exchange
@@ -260,7 +261,8 @@ class CompactUpdate:
 
     def end_step(self) -> dict[str, float]:
         """Begin to count the next optimizer step. Returns the metrics of the one that has ended."""
-        step, self.step = self.step, Counts()
+        step = self.step
+        self.step = Counts()
         self._segment = None
         self.run.add(step)
         if step.tokens_of_trl == 0:
@@ -271,15 +273,17 @@ class CompactUpdate:
             "update/tokens_saved": 1 - step.tokens / step.tokens_of_trl,
         }
 
-    def say_what_is_left_out(self, obstacles: Mapping[str, str]) -> None:
+    def say_what_is_left_out(self, obstacles_now: Callable[[], Mapping[str, str]]) -> None:
         """
         Say once, when the model was checked, what the update leaves out, and what not.
 
         Args:
-            obstacles (`Mapping`): why parts are not left out, by what is known of the trainer.
+            obstacles_now (`Callable`): why parts are not left out, by what is known of the trainer.
         """
-        is_tried = self.check.is_begun or set(CHECKED) <= set(obstacles)
-        if self._has_said_what or self._segment is None or not is_tried:
+        if self._has_said_what or self._segment is None:
+            return
+        obstacles = obstacles_now()
+        if not (self.check.is_begun or set(CHECKED) <= set(obstacles)):
             return
         self._has_said_what = True
         left_out: list[str] = []
@@ -316,17 +320,18 @@ class CompactUpdate:
             f"{seconds:,.0f} s of training. Generation and rewards took {self.run.making_seconds:,.0f} s."
         )
 
-    def advise_on_checkpointing(self, situation: Situation) -> None:
+    def advise_on_checkpointing(self, situation_without: Callable[[], Situation]) -> None:
         """
         Say once how much more would be left out without gradient checkpointing, if that is much. A collective.
 
         Args:
-            situation ([`Situation`]): as it is without gradient checkpointing.
+            situation_without (`Callable`): what decides how micro-batches are computed without it.
         """
         segment = self._segment
         present = self._present
         if self._advised_on_checkpointing or present is None or segment is None or segment.compacted is None:
             return
+        situation = situation_without()
         if not (self.check.kept & situation.parts).shared_prompts:
             self._advised_on_checkpointing = True
             return
@@ -379,6 +384,7 @@ class CompactUpdate:
         self._segment = None
         self.step = Counts()
         self.run = Counts()
+        self._has_said_what = False
         self.has_learned = False
         self.accumulated = None
         self.keeps_micro_batches = False
