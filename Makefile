@@ -86,7 +86,8 @@ format: $(STAMPS)/dev  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-quick: $(STAMPS)/dev  ## plain GRPO against selection and replay on the synthetic benchmark, in minutes
+bench-quick: $(STAMPS)/dev  ## selection on the log of a real run, and plain GRPO against selection and replay on the synthetic benchmark, in minutes
+	$(BIN)/python -m benchmarks.real_log
 	$(BIN)/python -m benchmarks.lab quick
 
 docs: $(STAMPS)/dev  ## the documentation as a website, in site/

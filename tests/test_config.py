@@ -18,6 +18,8 @@ WRONG = {
     "selection": ["", None, 3],
     "selector_args": [["p_init"], 3],
     "prompt_embedding": ["", None],
+    "success_rate_column": ["", 3],
+    "stratify_by": ["", ["kind"]],
     "reward_range": [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", [0, "a"]],
     "max_rollout_rounds": [0, -1, 2.5, "4", True, None],
     "rollout_margin": [0.5, NAN, "x", None],

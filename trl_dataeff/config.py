@@ -65,6 +65,21 @@ class DataEfficientGRPOConfig(GRPOConfig):
             "or the id or path of another model, which needs the extra `embeddings`."
         },
     )
+    success_rate_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the dataset with success rates in [0, 1] that another model, or this one, had on the "
+            "prompts. DOTS selects by it from the first batch on, and learns from the run's own groups how far it "
+            "holds. Values may be missing."
+        },
+    )
+    stratify_by: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the dataset with the kind of each prompt, such as its source. DOTS draws kinds by "
+            "their shares of the dataset, and selects within each."
+        },
+    )
     reward_range: list[float] | None = field(
         default=None,
         metadata={
@@ -213,10 +228,14 @@ def problems_of_fields(config: Any) -> Iterator[str]:
         value = getattr(config, name)
         if not isinstance(value, str) or value == "":
             yield f"`{name}` is {value!r}; it takes a name or a path."
+    for name in ("success_rate_column", "stratify_by"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, str) or value == ""):
+            yield f"`{name}` is {value!r}; it takes the name of a column of the dataset."
     if not isinstance(config.selector_args, (dict, type(None))):
         yield (
             f"`selector_args` is {reprlib.repr(config.selector_args)}; it takes a mapping of keyword arguments (on "
-            "the command line as JSON: '{\"threshold\": 0.5}'; '{}' is none)."
+            "the command line as JSON: '{\"sharpness\": 4}'; '{}' is none)."
         )
     problems = [
         _reward_range_problem(config.reward_range),

@@ -262,6 +262,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             dataset_hash=dataset_hash,
             resumed=is_resumed,
             reward_checks=observer.reward_checks,
+            **validation.known_columns(config, dataset, self._dataeff_selector),
         )
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:

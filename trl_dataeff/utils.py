@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 #: What the names of this package's metrics begin with, in logs and in files
 PREFIX = "dataeff/"
 #: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors
-FORMAT = 4
+FORMAT = 5
 #: Rows of a dataset that are read and hashed at a time. Another number gives other hashes
 _ROWS = 1024
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers.utils import logging
@@ -19,8 +20,9 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.generation.trl_state import tokenizer_of
 from trl_dataeff.replay.correction import UNCLIPPED_LOSSES, LossOptions
 from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row, warn_of_raw_text
+from trl_dataeff.rollouts.columns import read_kinds, read_success_rates
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.selection import Selector, UniformSelector, make_selector
+from trl_dataeff.selection import GresoSelector, PaperDotsSelector, Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.methods import selection_title
 from trl_dataeff.utils import UserError, listed
@@ -177,6 +179,7 @@ def check_dataset(
         return  # TRL rejects other types, and `None` without an environment
     if len(dataset) == 0:
         raise UserError("`train_dataset` has 0 prompts. Give at least as many as a generation batch takes.")
+    known_columns(args, dataset, selector)
     if environment_factory is not None:
         return
     row = first_row(dataset)
@@ -187,6 +190,39 @@ def check_dataset(
         )
     check_images([row])
     check_prompts(dataset)
+
+
+def known_columns(
+    args: DataEfficientGRPOConfig, dataset: Dataset, selector: Selector | None = None
+) -> dict[str, np.ndarray | None]:
+    """
+    Read what the dataset says about its prompts, for a selector that may use it.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        dataset ([`~datasets.Dataset`]): the training dataset.
+        selector ([`Selector`], *optional*): that was given to the trainer.
+
+    Returns:
+        `dict[str, np.ndarray | None]`: `known_rates` and `kinds` of [`SelectorContext`].
+
+    Raises:
+        `UserError`: a column is missing, or has other values than it should.
+    """
+    is_used = _reads_columns(args, selector)
+    rates = args.success_rate_column if is_used else None
+    kinds = args.stratify_by if is_used else None
+    return {
+        "known_rates": None if rates is None else read_success_rates(dataset, rates),
+        "kinds": None if kinds is None else read_kinds(dataset, kinds),
+    }
+
+
+def _reads_columns(args: DataEfficientGRPOConfig, selector: Selector | None) -> bool:
+    """Whether the selector may use what the dataset says about its prompts: one of the user's own, or DOTS."""
+    if selector is None:
+        return args.selection not in ("uniform", "greso", "dots_paper")
+    return type(selector) not in (UniformSelector, GresoSelector, PaperDotsSelector)
 
 
 def check_size(args: DataEfficientGRPOConfig, dataset: Dataset) -> None:
@@ -318,6 +354,9 @@ def _unused_fields(args: DataEfficientGRPOConfig, selector: Selector | None) -> 
         yield "rollout_margin", "`max_rollout_rounds` above 1"
     if selector is None and args.selection in ("uniform", "greso"):
         yield "prompt_embedding", "`selection='dots'`"
+    if not _reads_columns(args, selector):
+        yield "success_rate_column", "`selection='dots'`"
+        yield "stratify_by", "`selection='dots'`"
     if selector is None and args.selection == "uniform":
         yield "selector_args", "`selection` of another selector than 'uniform'"
     if args.replay != "share":

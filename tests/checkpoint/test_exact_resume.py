@@ -12,7 +12,7 @@ from tests.factories.training import before_reward
 
 
 # The default run resumes each configuration after one step: in a generation batch, between two, in the second epoch
-QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 6, 5, 6, 7, 5, 7, 5, 5, 5, 7, 5, 5, 5]
+QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 6, 5, 6, 7, 5, 7, 5, 5, 7, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
 

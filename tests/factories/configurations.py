@@ -1,5 +1,6 @@
 """The configurations whose resumption is tested: a new feature is tested by a line here."""
 
+from datasets import Dataset
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run
@@ -13,6 +14,16 @@ FILL = {"replay": "fill", "compact_update": True}
 SHARE = {"replay": "share", "rewards": even_length_reward}
 # 7 prompts, one a step: the second epoch begins at step 7
 SHORT_EPOCH = {"trainer": {"train_dataset": plain_dataset(7)}}
+
+
+def dataset_with_columns() -> Dataset:
+    """Prompts with success rates, some of which are missing, and two kinds."""
+    dataset = plain_dataset()
+    size = range(len(dataset))
+    dataset = dataset.add_column("rate", [None if i % 5 == 0 else (i % 4) / 4 for i in size])
+    return dataset.add_column("kind", ["odd" if i % 2 else "even" for i in size])
+
+
 CONFIGURATIONS: dict[str, dict] = {
     "off": {},
     "off, batches of 4 steps": {"steps_per_generation": 4},
@@ -33,7 +44,7 @@ CONFIGURATIONS: dict[str, dict] = {
     "fill, num_iterations": {**FILL, "num_iterations": 2, "steps_per_generation": 2},
     "share": SHARE,
     "share, batches of 2 steps": {**SHARE, "steps_per_generation": 2},
-    "dots": {"selection": "dots", "selector_args": {"coverage": 0.3}},
+    "dots": {"selection": "dots", "selector_args": {"sharpness": 4.0}},
     "dots, reference rollouts": {
         "selection": "dots_paper",
         "selector_args": {"reference_size": 3, "refresh_batches": 3, "predictor": "logistic"},
@@ -44,6 +55,10 @@ CONFIGURATIONS: dict[str, dict] = {
         "selection": "tests.factories.selectors.WithReferences",
     },
     "dots, attention": {"selection": "dots", "selector_args": {"predictor": "attention"}},
+    "dots, columns": {
+        "selection": "dots",
+        **{"success_rate_column": "rate", "stratify_by": "kind", "trainer": {"train_dataset": dataset_with_columns()}},
+    },
     "all three": {
         **DYNAMIC,
         **FILL,

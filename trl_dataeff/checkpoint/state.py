@@ -29,7 +29,7 @@ from trl_dataeff.utils import UserError, hash_json, write_atomically
 logger = logging.get_logger(__name__)
 FOLDER = "dataeff"
 #: Settings on which every state of a selector depends
-SELECTION = ("selector", "predictor")
+SELECTION = ("selector", "predictor", "success_rate_column", "stratify_by")
 #: Settings on which stored rollouts depend
 ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
 _NEW_RUN = "or start a new run with this checkpoint's weights as the model."

@@ -298,6 +298,8 @@ def run_settings(
     return {
         "selector": None if selector is None else type(selector).__name__,
         "predictor": predictor,
+        "success_rate_column": getattr(config, "success_rate_column", None),
+        "stratify_by": getattr(config, "stratify_by", None),
         "num_generations": config.num_generations,
         "reward_functions": list(reward_names),
         "use_vllm": config.use_vllm,

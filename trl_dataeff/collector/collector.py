@@ -136,6 +136,8 @@ class RolloutCollector:
         num_prompts: int = 0,
         *,
         embed: Callable[[], Embeddings] | None = None,
+        known_rates: np.ndarray | None = None,
+        kinds: np.ndarray | None = None,
         dataset_hash: str = "",
         resumed: bool = False,
         reward_checks: RewardChecks | None = None,
@@ -144,7 +146,7 @@ class RolloutCollector:
         Begin a run, which discards the state of an earlier one.
 
         Args:
-            num_prompts, embed, dataset_hash, resumed: see [`SelectorContext`].
+            num_prompts, embed, known_rates, kinds, dataset_hash, resumed: see [`SelectorContext`].
             reward_checks ([`RewardChecks`], *optional*): find rewards that are most likely a mistake.
         """
         self._reset()
@@ -158,6 +160,8 @@ class RolloutCollector:
             seed=self.seed,
             embed=embed,
             scale=self.classifier.scale,
+            known_rates=known_rates,
+            kinds=kinds,
             dataset_hash=dataset_hash,
             resumed=resumed,
         )

@@ -39,6 +39,10 @@ class SelectorContext:
         seed (`int`, *optional*, defaults to `0`): seed of the run.
         embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
         scale ([`RewardScale`], *optional*): the range of total rewards, which widens during the run.
+        known_rates (`np.ndarray` of shape `(N,)`, *optional*): float32, success rates of prompts that the dataset has
+            (`success_rate_column`), in [0, 1] or NaN.
+        kinds (`np.ndarray` of shape `(N,)`, *optional*): int64, kind of each prompt by the dataset (`stratify_by`),
+            from 0 to K - 1.
         dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
         resumed (`bool`, *optional*, defaults to `False`): whether [`Selector.load_state_dict`] follows.
     """
@@ -49,6 +53,8 @@ class SelectorContext:
     seed: int = 0
     embed: Callable[[], Embeddings] | None = field(default=None, repr=False)
     scale: RewardScale = field(default_factory=RewardScale)
+    known_rates: np.ndarray | None = field(default=None, repr=False)
+    kinds: np.ndarray | None = field(default=None, repr=False)
     dataset_hash: str = ""
     resumed: bool = False
 

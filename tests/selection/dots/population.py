@@ -23,8 +23,13 @@ class Population:
 
     weights = np.ones(1)
 
-    def __init__(self, name: str, known_range=(), **arguments):
-        """A run of the selector `name`. `known_range`: total rewards that are known before the run."""
+    def __init__(self, name: str, known_range=(), known_rates=None, kinds=None, **arguments):
+        """
+        A run of the selector `name`. `known_range`: total rewards that are known before the run; `known_rates` and
+        `kinds`: those of [`SelectorContext`].
+        """
+        self.known_rates = known_rates
+        self.kinds = kinds
         self.rng = np.random.default_rng(0)
         self.draws = generator()
         self.embeddings = self.rng.normal(size=(SIZE, 12)).astype(np.float16)
@@ -45,6 +50,8 @@ class Population:
             seed=42,
             embed=lambda: self.embeddings,
             scale=self.classifier.scale,
+            known_rates=self.known_rates,
+            kinds=self.kinds,
         )
         selector.bind(context)
         return selector

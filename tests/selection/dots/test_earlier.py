@@ -14,7 +14,7 @@ from tests.factories.tiny import run
 from tests.factories.training import mixed_reward
 from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.scale import RewardScale
-from trl_dataeff.selection.dots.selector import read_earlier_run
+from trl_dataeff.selection.dots.earlier import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
 from trl_dataeff.tracking.files import ABOUT, SCHEMA
 from trl_dataeff.utils import UserError

@@ -1,60 +1,53 @@
-"""Estimates of success rates: own groups against a loop over them, the experts, and which of them are trusted."""
+"""Estimates of success rates: own groups against a loop over them, the sources, and which of them are trusted."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.selection.dots.estimator import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
-from trl_dataeff.selection.dots.selector import PRIORS
+from trl_dataeff.difficulty.online import RollingDifficulty, pearson
+from trl_dataeff.selection.dots.estimator import LEVEL_PRIOR, PromptEstimator, column_difficulty, fit_offsets
+from trl_dataeff.selection.dots.history import SuccessHistory
 
 
 N = 300
-HALF_LIVES = (1.0, 4.0, 16.0)
 E = np.random.default_rng(3).normal(size=(N, 10)).astype(np.float32)
 TRIALS = np.full(12, 8, dtype=np.float32)
+EVERYTHING = np.arange(N)
 VISITS = st.lists(
     st.lists(st.tuples(st.integers(0, 4), st.one_of(st.floats(0, 1), st.just(math.nan))), max_size=6), max_size=8
 )
 
 
-@given(
-    batches=VISITS,
-    prior=st.floats(0.5, 10),
-    half_lives=st.lists(st.floats(0.5, 30), min_size=1, max_size=3),
-    later=st.integers(0, 5),
-)
-def test_posterior_against_a_loop_over_visits(batches, prior, half_lives, later):
-    priors = [prior / (1 + k) for k in range(len(half_lives))]
-    history = SuccessHistory(5, priors, half_lives)
-    predicted = np.linspace(0.1, 0.9, 5 * len(half_lives), dtype=np.float32).reshape(-1, 5)
-    visits: list[tuple[int, int, float, int]] = []
+@given(batches=VISITS, half_lives=st.lists(st.floats(0.1, 30), min_size=1, max_size=3), later=st.floats(0, 5))
+def test_own_groups_against_a_loop_over_visits(batches, half_lives, later):
+    history = SuccessHistory(5, half_lives)
+    visits: list[tuple[float, int, float, float]] = []
     for batch, groups in enumerate(batches):
         ids = np.array([prompt for prompt, _ in groups], int)
         rates = np.array([rate for _, rate in groups], np.float32)
         trials = np.array([2 + i % 3 for i in range(len(groups))], np.float32)
-        history.observe(ids, rates, trials, batch)
+        history.observe(ids, rates, trials, batch / 2)
         for visit in zip(ids, rates, trials, strict=True):
             if not math.isnan(visit[1]):
-                visits.append((batch, *visit))
-    now = len(batches) + later
-    estimate = history.estimate(predicted, now)
+                visits.append((batch / 2, *visit))
+    now = len(batches) / 2 + later
+    successes, trials = history.faded(now)
     for (k, half_life), prompt in itertools.product(enumerate(half_lives), range(5)):
-        successes = priors[k] * predicted[k, prompt]
-        completions = priors[k]
-        for batch, visited, rate, trials in visits:
+        expected = np.zeros(2)
+        for passes, visited, rate, completions in visits:
             if visited == prompt:
-                fade = 0.5 ** ((now - batch) / half_life)
-                successes += fade * rate * trials
-                completions += fade * trials
-        assert estimate[k, prompt] == pytest.approx(successes / completions, abs=1e-5)
-    assert estimate.dtype == np.float32
-    np.testing.assert_array_equal(history.estimate(predicted[:, [3, 1]], now, np.array([3, 1])), estimate[:, [3, 1]])
+                expected += 0.5 ** ((now - passes) / half_life) * completions * np.array([rate, 1])
+        assert successes[k, prompt] == pytest.approx(expected[0], abs=1e-4)
+        assert trials[k, prompt] == pytest.approx(expected[1], abs=1e-4)
+    some = history.faded(now, np.array([3, 1]))
+    np.testing.assert_array_equal(some[0], successes[:, [3, 1]])
+    np.testing.assert_array_equal(some[1], trials[:, [3, 1]])
 
 
 def test_offsets_against_a_search_over_a_fine_grid():
@@ -74,13 +67,9 @@ def rolling() -> RollingDifficulty:
     return RollingDifficulty(E, LogisticDifficultyPredictor(), half_life=16.0)
 
 
-def estimator() -> PromptEstimator:
-    return PromptEstimator(rolling(), PRIORS, HALF_LIVES)
-
-
-def train(rate_at, batches: int) -> tuple[PromptEstimator, list[float]]:
+def train(rate_at, batches: int, column=None) -> tuple[PromptEstimator, list[float]]:
     """Batches of 12 random prompts with success rates `rate_at(batch)` `(N,)`; the mean error before each batch."""
-    trained = estimator()
+    trained = PromptEstimator(rolling(), None if column is None else column_difficulty(column))
     rng = np.random.default_rng(0)
     errors = []
     for batch in range(1, batches + 1):
@@ -97,19 +86,40 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
+def shuffled_logits():
+    """Which the embeddings do not know."""
+    return E[np.random.default_rng(9).permutation(N), 0]
+
+
 def steady(batch):
     return sigmoid(2 * E[:, 0])
 
 
-def test_a_policy_that_stands_still_is_predicted_from_old_groups_too_and_one_that_turns_around_is_not():
+def shuffled(batch):
+    return steady(batch)[np.random.default_rng(9).permutation(N)]
+
+
+def test_posteriors_join_the_prediction_with_a_prompts_own_groups():
+    one = PromptEstimator(rolling())
+    one.observe(np.array([5]), np.array([0.75], np.float32), np.array([8.0], np.float32), 1)
+    a, b = (parameters.numpy() for parameters in one.posteriors(np.array([5, 6])))
+    strengths = np.repeat([0.5, 2, 8, 32], 4)  # each with four half-lives
+    prior = one.prior[5]
+    np.testing.assert_allclose(a[:, 0], strengths * prior + 6, rtol=1e-6)
+    np.testing.assert_allclose(b[:, 0], strengths * (1 - prior) + 2, rtol=1e-6)
+    np.testing.assert_allclose(a[:, 1] + b[:, 1], strengths, rtol=1e-6)
+
+
+def test_a_policy_that_stands_still_is_predicted_better_and_better_and_one_that_turns_around_is_learned_anew():
     def turning_around(batch):
         direction = -1 if batch >= 30 else 1
         return sigmoid(3 * E[:, 0] * direction)
 
-    still, _ = train(steady, 30)
-    turning, _ = train(turning_around, 32)  # two batches after the turn
-    assert still.weights[1:3].sum() > 0.6
-    assert turning.weights[1:3].sum() < 0.05
+    _, still = train(steady, 30)
+    _, turning = train(turning_around, 40)
+    assert still[29] < 0.06
+    assert turning[29] > 0.6
+    assert turning[36] < 0.25
 
 
 def test_the_level_is_followed_within_four_batches():
@@ -128,20 +138,83 @@ def test_the_level_is_followed_within_four_batches():
 
 
 def test_embeddings_that_say_nothing_leave_predictions_equal():
-    """The expert without embeddings takes over: prompts without a group have nearly equal estimates."""
-    p = steady(0)[np.random.default_rng(9).permutation(N)]
-    shuffled, _ = train(lambda batch: p, 30)
+    """The mean of recent groups takes over: prompts without a group have nearly equal estimates."""
+    trained, _ = train(shuffled, 30)
     informed, _ = train(steady, 30)
-    assert shuffled.weights[-1] > 0.8
-    assert informed.weights[-1] < 0.05
-    unseen = shuffled.history.trials[0] == 0
-    assert shuffled.mean()[unseen].std() < 0.3 * informed.mean()[unseen].std()
+    unseen = trained.history.trials[0] == 0
+    assert trained.mean()[unseen].std() < 0.25 * informed.mean()[unseen].std()
 
 
-def test_a_prompts_own_groups_count_against_its_prediction():
-    one = estimator()
-    one.observe(np.array([5]), np.array([1.0], np.float32), np.array([8.0], np.float32), 1)
-    strength = np.array([4, 4, 4, 0.25])  # in completions, against 8 that succeeded
-    expected = (strength * one.predicted[:, 5] + 8) / (strength + 8)
-    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], expected, rtol=1e-6)
-    assert one.mean(np.array([6]))[0] == pytest.approx(0.5)
+def test_with_one_group_a_prompt_is_told_from_its_group_where_nothing_else_is_known():
+    trained, _ = train(shuffled, 40)
+    seen = trained.history.trials[0] > 0
+    assert pearson(trained.mean()[seen], shuffled(0)[seen]) > 0.85
+    informed, _ = train(steady, 40)
+    unseen = informed.history.trials[0] == 0
+    assert pearson(informed.mean()[unseen], steady(0)[unseen]) > 0.9
+
+
+def test_slow_half_lives_remember_a_prompt_over_a_pass_and_a_policy_that_changes_does_not():
+    """Another half of all prompts can be solved in each pass, or always the same one."""
+
+    def turning(batch):
+        return np.where((EVERYTHING + batch // 25) % 2, 0.95, 0.05)
+
+    def standing(batch):
+        return np.where(EVERYTHING % 2, 0.95, 0.05)
+
+    _, of_standing = train(standing, 75)
+    assert of_standing[74] < 0.1
+    _, of_turning = train(turning, 78)
+    assert of_turning[76] < 0.6  # of 0.9, if the last pass were believed
+
+
+COLUMN = steady(0).astype(np.float32)
+
+
+def test_a_column_is_believed_at_first():
+    before = PromptEstimator(rolling(), column_difficulty(COLUMN))
+    assert pearson(before.mean(), COLUMN) > 0.999
+    assert np.abs(before.mean() - COLUMN).mean() < 0.05
+
+
+def test_order_first_level_later_of_a_stronger_models_column():
+    """The column is that of a model which solves far more: its order holds from the first batch, its level soon."""
+    stronger = sigmoid(2 * shuffled_logits() + 2).astype(np.float32)
+    _, errors = train(lambda batch: sigmoid(2 * shuffled_logits() - 2), 8, stronger)
+    assert errors[0] > 0.3
+    assert errors[1] < 0.3
+    assert errors[7] < 0.12
+
+
+@pytest.mark.parametrize("wrong", ["reversed", "unrelated"])
+def test_a_misleading_column_is_unlearned_within_a_pass(wrong):
+    p = sigmoid(2 * shuffled_logits())
+    column = 1 - p if wrong == "reversed" else np.random.default_rng(2).random(N)
+    _, errors = train(lambda batch: p, 25, column.astype(np.float32))
+    _, errors_without = train(lambda batch: p, 25)
+    assert errors[24] < errors_without[24] + 0.03
+
+
+def test_missing_rates_have_a_level_of_their_own():
+    """The rates of the hardest prompts are missing, as a table of solve rates leaves out what was never solved."""
+    p = np.where(EVERYTHING % 3 == 0, 0.02, sigmoid(shuffled_logits() + 1))
+    column = np.where(EVERYTHING % 3 == 0, np.nan, p).astype(np.float32)
+    trained, _ = train(lambda batch: p, 12, column)
+    unseen = trained.history.trials[0] == 0
+    missing = np.isnan(column)
+    assert trained.mean()[unseen & missing].mean() < 0.2
+    assert trained.mean()[unseen & ~missing].mean() > 0.5
+
+
+def test_chances_are_calibrated_where_nothing_is_known_but_the_groups():
+    """The mean chance is that of uniform draws, which no mean of success rates would tell: half of the prompts are
+    never solved, and half always."""
+    p = np.where(np.random.default_rng(5).random(N) < 0.5, 0.001, 0.999)
+    trained, _ = train(lambda batch: p, 20)
+    unseen = torch.from_numpy(trained.history.trials[0] == 0)
+    assert trained.chances(8)[unseen].mean() < 0.45
+    spread = np.random.default_rng(5).random(N)
+    trained, _ = train(lambda batch: spread, 20)
+    unseen = torch.from_numpy(trained.history.trials[0] == 0)
+    assert trained.chances(8)[unseen].mean() > 0.6

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories.groups import generator
-from tests.selection.dots.population import EVERYTHING, GROUP_SIZE, SIZE, Population, share_effective
+from tests.selection.dots.population import BATCH, EVERYTHING, GROUP_SIZE, SIZE, Population, share_effective
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.selection.dots.sampling import log_weight
 from trl_dataeff.selection.dots.selector import DotsSelector
 from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
@@ -43,22 +42,118 @@ def test_prompts_that_no_reward_function_scores_are_soon_left_alone(penalty):
     np.testing.assert_array_equal(resumed.chances(), dots.selector.chances())
 
 
-@pytest.mark.parametrize("coverage", [0.3, 0.7])
-def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight(coverage):
-    population = Population("dots", coverage=coverage)
+def weights_of(chances: np.ndarray, sharpness=8.0) -> np.ndarray:
+    threshold = chances.mean() ** (2 / 3)
+    return chances**sharpness / (chances**sharpness + threshold**sharpness)
+
+
+def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight():
+    population = Population("dots")
     done = set()
     passes = 0
     for _ in range(80):
-        chance = population.selector.chances().numpy()
-        weights = chance**4 / (chance**4 + 0.6**4)
+        weights = weights_of(population.selector.chances().numpy())
         left = [i for i in range(SIZE) if i not in done]
-        if weights[left].sum() < (1 - coverage) * weights.sum():
+        if weights[left].sum() < 0.3 * weights.sum():
             done = set()
             passes += 1
         ids = {group.prompt_id for group in population.batch()}
         assert not done & ids
         done |= ids
     assert passes >= 3
+
+
+def test_a_history_that_tells_all_leaves_hardly_a_group_without_a_gradient():
+    """Prompts that are solved always, never, or half of the time: their first groups tell."""
+    dots = Population("dots")
+    dots.p = dots.rng.permutation(np.repeat([0.0, 1.0, 0.5, 0.5], SIZE // 4))
+    assert share_effective(dots, 60, 40) > 0.93
+
+
+def test_where_every_prompt_is_alike_draws_are_uniform():
+    """Noise is not taken for a difference: of two passes, each prompt gets about its share."""
+    dots = Population("dots")
+    dots.p = np.full(SIZE, 0.1)
+    drawn = np.zeros(SIZE)
+    for _ in range(2 * SIZE // BATCH):
+        np.add.at(drawn, [group.prompt_id for group in dots.batch()], 1)
+    assert (drawn > 0).mean() > 0.8
+    assert drawn.max() <= 5
+
+
+def test_without_sharpness_draws_are_uniform():
+    dots = Population("dots", sharpness=0.0)
+    share = share_effective(dots, 25, 0)
+    assert share == pytest.approx((1 - dots.p**8 - (1 - dots.p) ** 8).mean(), abs=0.06)
+
+
+def test_kinds_keep_their_shares_however_few_of_their_groups_have_a_gradient():
+    kinds = np.arange(SIZE) % 4
+    hard = kinds == 0
+    drawn = {}
+    for name, column in (("dots", None), ("stratified", kinds)):
+        population = Population("dots", kinds=column)
+        population.p = np.where(hard, 0.02, 0.5)
+        ids = [group.prompt_id for _ in range(50) for group in population.batch()]
+        drawn[name] = hard[ids].mean()
+    assert drawn["stratified"] == pytest.approx(0.25, abs=1 / len(ids))
+    assert drawn["dots"] < 0.2
+
+
+def test_a_column_of_success_rates_selects_in_the_first_batches():
+    column = Population("dots")
+    column.p = column.rng.permutation(column.p)  # which the embeddings do not know
+    column.known_rates = column.p.astype(np.float32)
+    column.selector = column.another("dots")
+    assert share_effective(column, 4, 0) > 0.7
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.5])
+def test_a_run_with_columns_resumes_exactly(missing):
+    rng = np.random.default_rng(1)
+    rates = np.where(rng.random(SIZE) < missing, np.nan, rng.random(SIZE)).astype(np.float32)
+    run = Population("dots", known_rates=rates, kinds=rng.integers(0, 3, SIZE))
+    for _ in range(5):
+        run.batch()
+    resumed = run.another("dots")
+    resumed.load_state_dict(run.selector.state_dict())
+    for _ in range(5):
+        draws = run.draws.get_state()
+        ids = run.selector.propose(BATCH, run.draws)
+        run.draws.set_state(draws)
+        np.testing.assert_array_equal(resumed.propose(BATCH, run.draws), ids)
+        resumed.observe(run.observe(ids))
+    assert resumed.metrics() == run.selector.metrics()
+
+
+def test_columns_that_have_changed_are_said_and_the_run_goes_on(caplog_transformers):
+    run = Population("dots", kinds=np.arange(SIZE) % 3)
+    run.batch()
+    state = run.selector.state_dict()
+    run.kinds = np.arange(SIZE) % 5
+    resumed = run.another("dots")
+    resumed.load_state_dict(state)
+    assert "`stratify_by`" in caplog_transformers.text
+    assert len(resumed.propose(BATCH, run.draws)) == BATCH
+
+
+@pytest.mark.parametrize("column", ["difficulties", "success rates", "noise"])
+def test_a_column_of_difficulties_is_said(column, caplog_transformers):
+    run = Population("dots")
+    run.p = run.rng.random(SIZE)
+    columns = {"difficulties": 1 - run.p, "success rates": run.p, "noise": run.rng.random(SIZE)}
+    run.known_rates = columns[column].astype(np.float32)
+    run.selector = run.another("dots")
+    for _ in range(30):
+        run.batch()
+    assert caplog_transformers.text.count("does the column hold difficulties") == (column == "difficulties")
+
+
+def test_the_share_that_uniform_draws_would_find_is_logged():
+    dots = Population("dots")
+    share_effective(dots, 40, 0)
+    expected = (1 - dots.p**GROUP_SIZE - (1 - dots.p) ** GROUP_SIZE).mean()
+    assert dots.selector.metrics()["uniform_effective_ratio"] == pytest.approx(expected, abs=0.1)
 
 
 @given(batch=st.integers(1, 12), more=st.integers(0, 20), requests=st.lists(st.integers(1, 12), max_size=12))
@@ -99,7 +194,7 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
     uniform = GradedPopulation("uniform")
     assert share_effective(dots, 24, 8, penalty) > 1.4 * share_effective(uniform, 24, 8, penalty)
     unsolved = dots.p < 0.05
-    weights = log_weight(dots.selector.chances(), dots.selector.threshold).exp().numpy()
+    weights = weights_of(dots.selector.chances().numpy())
     assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
     assert np.abs(dots.selector.predict(EVERYTHING)).max() <= 1.0
 

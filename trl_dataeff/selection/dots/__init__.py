@@ -3,7 +3,10 @@ DOTS (arXiv 2506.05316): draw prompts whose groups are likely to carry a gradien
 
     selector.py      DotsSelector, without reference rollouts
     estimator.py     its estimates of every prompt's success rate
-    sampling.py      weights of prompts, draws without replacement, and passes over the prompts
+    history.py       what they know from prompts' own groups
+    beta_binomial.py the chance of a gradient, and likelihoods
+    sampling.py      weights of prompts, draws without replacement, passes over the prompts, and shares of kinds
+    earlier.py       what an earlier run showed
     predicting.py    what both selectors share
     published.py     PaperDotsSelector, the method as published, with reference rollouts
 """

@@ -1,71 +1,211 @@
 r"""
 Estimates of every prompt's present success rate, by a policy that changes at an unknown speed.
 
-Several experts estimate side by side. Each has a half-life for evidence: the predictor is fitted to groups weighted by
-it, and a prompt's own groups fade by it (see [`SuccessHistory`]). One more expert ignores the embeddings and predicts
-the mean of the recent groups for every prompt; its prediction may count for less. Experts are weighted by how well
-they predicted the latest groups.
+The success rate of a prompt is taken as Beta distributed. Its mean is at first what is predicted for the prompt:
+
+    q = sum_j v_j q_j            over sources: the embeddings, a column of success rates, the mean of recent groups
+
+and its own groups are evidence that fades:
+
+    a = s q + sum_t f_t successes_t,    b = s (1 - q) + sum_t f_t failures_t,    f_t = 0.5 ** (passes since t / h)
+
+The strength s of a prediction and the half-life h are unknown: several pairs estimate side by side. Sources and pairs
+are weighted by the likelihood of the latest groups before these were known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.selection.dots.beta_binomial import chance_effective, log_likelihood
+from trl_dataeff.selection.dots.history import SuccessHistory
 
 
-#: Half-lives of the experts, in generation batches
-HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
-#: Generation batches after which a prediction counts half in the weights of the experts.
-SCORE_HALF_LIFE = 4.0
-#: Completions that a group counts for in those weights, whatever its size: its completions are not independent trials.
-SCORE_TRIALS = 2.0
+#: Half-lives of groups in the fits to embeddings, in generation batches
+FIT_HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
+#: Half-lives of a prompt's own groups, in passes
+HISTORY_HALF_LIVES = (1 / 16, 1 / 4, 1.0, 4.0)
+#: Strengths of a prediction against a prompt's own groups, in completions
+STRENGTHS = (0.5, 2.0, 8.0, 32.0)
+#: Pairs of a strength and the index of a half-life
+STRENGTH_OF_PAIR = np.repeat(np.array(STRENGTHS, dtype=np.float32), len(HISTORY_HALF_LIVES))
+HALF_LIFE_OF_PAIR = np.tile(np.arange(len(HISTORY_HALF_LIVES)), len(STRENGTHS))
+NEGLIGIBLE_WEIGHT = 1e-4  # of a pair
+#: That by which sources are compared
+SOURCE_STRENGTH = 1.0
+#: Generation batches after which a prediction counts half in the weights of sources, and of pairs
+SOURCE_SCORE_HALF_LIFE = 4.0
+PAIR_SCORE_HALF_LIFE = 32.0
 #: Half-life of the intercepts, and of the mean: the level of success rates changes before their order does.
 LEVEL_HALF_LIFE = 2.0
 #: Strength of the prior that holds an intercept where the fit put it, in groups.
 LEVEL_PRIOR = 1.0
 CLIP = 1e-3  # of predictions whose logarithm is taken
+SMALLEST_PARAMETER = 1e-3  # of a Beta distribution
+HEAD_START = 5.0  # of a column of success rates over other sources, in log-weight
+EARLIER_TRIALS = 4.0  # completions that an earlier run counts for at most
+KNOWN_CLIP = 0.02  # of given success rates: those of a few completions are often 0 or 1
 
 NEWTON_STEPS = 50
 NEWTON_TOLERANCE = 1e-8
 
 
-class SuccessHistory:
+class Weights:
     """
-    Faded successes and trials of every prompt, for K experts: 8 K + 4 bytes a prompt.
-
-    The success rate of a prompt is taken as Beta distributed, with a prior of mean q, the prediction, and strength s,
-    in completions. Its own completions are evidence that fades with a half-life, since the policy changes:
-
-        p = (s q + sum_t f_t successes_t) / (s + sum_t f_t trials_t)
-        f_t = 0.5 ** (generation batches since t / half-life)
+    Weights of K estimates by how well they predicted the latest groups.
 
     Args:
-        size (`int`): number of prompts, N.
-        priors (`Sequence[float]`): s of each expert, strength of its prediction, in completions.
-        half_lives (`Sequence[float]`): of each expert, generation batches after which evidence counts half.
+        log_weights (`np.ndarray` of shape `(K,)`): at first.
+        half_life (`float`): generation batches after which a prediction counts half.
 
     Attributes:
-        priors (`np.ndarray` of shape `(K, 1)`): float32.
-        half_lives (`np.ndarray` of shape `(K, 1)`): float32.
-        successes (`np.ndarray` of shape `(K, N)`): float32, as faded at each prompt's latest group.
-        trials (`np.ndarray` of shape `(K, N)`): float32, likewise.
-        latest_batch (`np.ndarray` of shape `(N,)`): int32, generation batch of each prompt's latest group.
+        values (`np.ndarray` of shape `(K,)`): float64, sum 1.
     """
 
-    def __init__(self, size: int, priors: Sequence[float], half_lives: Sequence[float]):
-        self.priors = np.array(priors, dtype=np.float32)[:, None]
-        self.half_lives = np.array(half_lives, dtype=np.float32)[:, None]
-        self.successes = np.zeros((len(half_lives), size), dtype=np.float32)
-        self.trials = np.zeros((len(half_lives), size), dtype=np.float32)
-        self.latest_batch = np.zeros(size, dtype=np.int32)
+    def __init__(self, log_weights: np.ndarray, half_life: float):
+        self.half_life = half_life
+        self.log_weights = log_weights
+
+    @property
+    def values(self) -> np.ndarray:
+        unnormalised = np.exp(self.log_weights - self.log_weights.max())
+        return unnormalised / unnormalised.sum()
+
+    def update(self, log_likelihoods: np.ndarray) -> None:
+        """Add those of a generation batch `(K,)`. What was known before fades."""
+        fade = 0.5 ** (1 / self.half_life)
+        log_weights = self.log_weights * fade + log_likelihoods
+        self.log_weights = log_weights - log_weights.max()  # only differences count
+
+
+def column_difficulty(success_rates: np.ndarray) -> RollingDifficulty:
+    """
+    Predictions from a column of success rates: a logistic regression on their logits, which begins with the rates as
+    they are, and follows the run's groups. Prompts without a rate have an intercept of their own.
+
+    Args:
+        success_rates (`np.ndarray` of shape `(N,)`): in [0, 1], or NaN.
+
+    Returns:
+        [`RollingDifficulty`]: without groups.
+    """
+    missing = np.isnan(success_rates)
+    clipped = np.clip(success_rates, KNOWN_CLIP, 1 - KNOWN_CLIP)
+    logits = np.log(clipped) - np.log1p(-clipped)
+    features = np.stack([np.where(missing, 0.0, logits), missing], axis=1).astype(np.float32)  # (N, 2)
+    predictor = LogisticDifficultyPredictor(components=2)
+    predictor.load_tensors(
+        {
+            "mean": torch.zeros(2),
+            "basis": torch.eye(2),
+            "coefficients": torch.tensor([1.0, 0.0]),
+            "intercept": torch.zeros(1),
+        }
+    )
+    longest = FIT_HALF_LIVES[-1]
+    return RollingDifficulty(features, predictor, half_life=longest, fit_every=0)
+
+
+class PromptEstimator:
+    """
+    Success rates of all prompts.
+
+    Args:
+        difficulty ([`RollingDifficulty`]): predicts from embeddings; keeps the recent groups.
+        known ([`RollingDifficulty`], *optional*): predicts from a column, see [`column_difficulty`].
+
+    Attributes:
+        prior (`np.ndarray` of shape `(N,)`): float32, what is predicted without a prompt's own groups.
+        history ([`SuccessHistory`]): the prompts' own groups.
+    """
+
+    def __init__(self, difficulty: RollingDifficulty, known: RollingDifficulty | None = None):
+        self.difficulty = difficulty
+        self.known = known
+        size = len(difficulty.embeddings)
+        self.history = SuccessHistory(size, HISTORY_HALF_LIVES)
+        head_start = [] if known is None else [HEAD_START]
+        self._sources = Weights(np.array([0.0] * (len(FIT_HALF_LIVES) + 1) + head_start), SOURCE_SCORE_HALF_LIFE)
+        self._pairs = Weights(np.zeros(len(STRENGTH_OF_PAIR)), PAIR_SCORE_HALF_LIFE)
+        self._batch = 0
+        self._passes = 0.0
+        self.refresh()
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the estimates rest on groups, of this run or of an earlier one, or on a column."""
+        return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0 or self.known is not None
+
+    def posteriors(
+        self, ids: np.ndarray | slice = slice(None), pairs: np.ndarray | slice = slice(None)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Parameters a and b of the Beta distributions of prompts' success rates.
+
+        Args:
+            ids (`np.ndarray` of shape `(n,)` or `slice`, *optional*): prompts; by default all.
+            pairs (`np.ndarray` of shape `(k,)` or `slice`, *optional*): pairs of a strength and a half-life; by
+                default all, the half-lives of the first strength first.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: float32 `(k, n)`.
+        """
+        successes, trials = self.history.faded(self._passes, ids)  # (H, n)
+        half_life = HALF_LIFE_OF_PAIR[pairs]
+        strength = STRENGTH_OF_PAIR[pairs][:, None]
+        prior = self.prior[ids]  # (n,)
+        a = strength * prior + successes[half_life]
+        b = strength * (1 - prior) + (trials - successes)[half_life]
+        return (
+            torch.from_numpy(np.maximum(a, SMALLEST_PARAMETER)),
+            torch.from_numpy(np.maximum(b, SMALLEST_PARAMETER)),
+        )
+
+    def mean(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """
+        Expected success rates of prompts.
+
+        Args:
+            ids (`np.ndarray` of shape `(n,)` or `slice`, *optional*): prompts; by default all.
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: float32 in [0, 1].
+        """
+        pairs, weights = self._trusted_pairs()
+        a, b = self.posteriors(ids, pairs)
+        mean: np.ndarray = (weights @ (a / (a + b)).double()).float().numpy()
+        return mean
+
+    def chances(self, group_size: int) -> torch.Tensor:
+        """
+        Probabilities that groups of all prompts have successes and failures.
+
+        Args:
+            group_size (`int`): G.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`: float64 in [0, 1).
+        """
+        pairs, weights = self._trusted_pairs()
+        a, b = self.posteriors(pairs=pairs)
+        return weights @ chance_effective(a, b, group_size)
+
+    def _trusted_pairs(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Pairs whose weight is not negligible, int64 `(k,)`, and their weights, float64 `(k,)`, sum 1."""
+        weights = self._pairs.values
+        pairs = np.flatnonzero(weights > NEGLIGIBLE_WEIGHT)
+        trusted = weights[pairs]
+        return pairs, torch.from_numpy(trusted / trusted.sum())
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """
-        Enter the groups of a generation batch.
+        Weight sources and pairs by what they predicted for the groups of a generation batch, and enter these groups.
+        Predictions follow with [`refresh`].
 
         Args:
             ids (`np.ndarray` of shape `(n,)`): prompt of each group; one may occur more than once.
@@ -74,175 +214,47 @@ class SuccessHistory:
             batch (`int`): number of the generation batch, not below that of earlier groups.
         """
         known = ~np.isnan(rates)
-        ids = ids[known]
-        trials = trials[known]
-        successes = rates[known] * trials
-        distinct = np.unique(ids)  # a prompt's earlier evidence fades once
-        fade = self._fade(distinct, batch)  # (K, number of distinct prompts)
-        self.successes[:, distinct] *= fade
-        self.trials[:, distinct] *= fade
-        self.latest_batch[distinct] = batch
-        # Rows of the transposed arrays (N, K) are prompts, and each group adds the same for all experts: (n, 1) to
-        # (n, K). `+=` would count a prompt that occurs twice only once
-        np.add.at(self.successes.T, ids, successes[:, None])
-        np.add.at(self.trials.T, ids, trials[:, None])
-
-    def estimate(self, predicted: np.ndarray, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """
-        Means of the posteriors of prompts in a generation batch.
-
-        Args:
-            predicted (`np.ndarray` of shape `(K, n)`): predictions in [0, 1], by expert.
-            batch (`int`): number of the generation batch.
-            ids (`np.ndarray` of shape `(n,)` or `slice`, *optional*): prompts; by default all.
-
-        Returns:
-            `np.ndarray` of shape `(K, n)`: float32.
-        """
-        # (K, n) each; the priors (K, 1) are the same for all prompts
-        fade = self._fade(ids, batch)
-        successes = self.priors * predicted + fade * self.successes[:, ids]
-        trials = self.priors + fade * self.trials[:, ids]
-        return successes / trials
-
-    def rescale(self, scale: float, offset: float) -> None:
-        """
-        Map the rates entered so far, since the range of rewards has changed.
-
-        Args:
-            scale (`float`): a rate becomes `scale * rate + offset`, in [0, 1].
-            offset (`float`): see `scale`.
-        """
-        mapped = np.float32(scale) * self.successes + np.float32(offset) * self.trials
-        self.successes = np.clip(mapped, 0, self.trials)
-
-    def _fade(self, ids: np.ndarray | slice, batch: int) -> np.ndarray:
-        """What evidence of prompts counts in a later generation batch: float32 `(K, n)`."""
-        minus_age = (self.latest_batch[ids] - batch).astype(np.float32)  # (n,)
-        return np.exp2(minus_age / self.half_lives)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Arrays for `load_state_dict`."""
-        return {
-            "successes": self.successes.copy(),
-            "trials": self.trials.copy(),
-            "batch": self.latest_batch.copy(),
-        }
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state_dict` returned."""
-        self.successes = state["successes"].copy()
-        self.trials = state["trials"].copy()
-        self.latest_batch = state["batch"].copy()
-
-
-class PromptEstimator:
-    """
-    Success rates of all prompts by several experts, weighted by how well they predicted the latest groups.
-
-    K experts: one for each half-life, which predicts from the embeddings, and, last, the mean of the recent groups.
-
-    Args:
-        difficulty ([`RollingDifficulty`]): predicts from embeddings; keeps the recent groups.
-        priors (`tuple[float, float]`): strength of a prediction from embeddings against a prompt's own groups, and
-            that of the mean as a prediction, in completions.
-        half_lives (`Sequence[float]`): of the experts, in generation batches.
-
-    Attributes:
-        predicted (`np.ndarray` of shape `(K, N)`): float32, each expert's predictions without a prompt's own groups.
-        history ([`SuccessHistory`]): the prompts' own groups.
-    """
-
-    def __init__(self, difficulty: RollingDifficulty, priors: tuple[float, float], half_lives: Sequence[float]):
-        self.difficulty = difficulty
-        self.half_lives = tuple(half_lives)
-        prior, prior_of_mean = priors
-        self.history = SuccessHistory(
-            size=len(difficulty.embeddings),
-            priors=[prior] * len(half_lives) + [prior_of_mean],
-            half_lives=[*half_lives, half_lives[-1]],
-        )
-        self._log_weights = np.zeros(len(half_lives) + 1)
-        self._batch = 0
-        self.refresh()
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Weights of the experts, float64 `(K,)`; they sum to 1."""
-        unnormalised = np.exp(self._log_weights - self._log_weights.max())
-        return unnormalised / unnormalised.sum()
-
-    @property
-    def fitted(self) -> bool:
-        """Whether the estimates rest on groups, of this run or of an earlier one."""
-        return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0
-
-    def estimates(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """
-        Success rates of prompts, by expert.
-
-        Args:
-            ids (`np.ndarray` of shape `(n,)` or `slice`, *optional*): prompts; by default all.
-
-        Returns:
-            `np.ndarray` of shape `(K, n)`: float32 in [0, 1].
-        """
-        return self.history.estimate(self.predicted[:, ids], self._batch, ids)
-
-    def mean(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """
-        The experts' weighted mean for prompts.
-
-        Args:
-            ids (`np.ndarray` of shape `(n,)` or `slice`, *optional*): prompts; by default all.
-
-        Returns:
-            `np.ndarray` of shape `(n,)`: float32 in [0, 1].
-        """
-        mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates(ids)  # (K,) x (K, n) -> (n,)
-        return mean.astype(np.float32)
-
-    def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
-        """
-        Weight the experts by their predictions of the groups of a generation batch, and enter these groups.
-        Predictions follow with [`refresh`]. Arguments are those of [`SuccessHistory.observe`].
-        """
-        self._weight_experts(ids, rates)
-        self.history.observe(ids, rates, trials, batch)
-        self.difficulty.observe(ids, rates, batch)
+        self._weigh(ids[known], rates[known], trials[known])
+        self._passes += len(ids) / len(self.prior)
         self._batch = batch
+        self._enter(ids, rates, trials)
 
-    def _weight_experts(self, ids: np.ndarray, rates: np.ndarray) -> None:
-        """Add the log-likelihood of groups `(n,)` under each expert to its log-weight, in which earlier ones fade."""
-        known = ~np.isnan(rates)
-        observed = rates[known].astype(np.float64)  # (n,)
-        estimates = self.estimates(ids[known]).astype(np.float64)
-        p = np.clip(estimates, CLIP, 1 - CLIP)  # (K, n)
-        log_likelihood = observed * np.log(p) + (1 - observed) * np.log1p(-p)  # (K, n)
-        scores = SCORE_TRIALS * log_likelihood.sum(axis=1)  # (K,)
-        fade = 0.5 ** (1 / SCORE_HALF_LIFE)
-        self._log_weights = self._log_weights * fade + scores
-        self._log_weights -= self._log_weights.max()  # only differences count
+    def _weigh(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
+        num_trials = torch.from_numpy(trials).double()
+        successes = torch.from_numpy(rates).double() * num_trials
+        a, b = self.posteriors(ids)
+        of_pairs = log_likelihood(a, b, successes, num_trials).sum(dim=-1)
+        self._pairs.update(of_pairs.numpy())
+        q = torch.from_numpy(self.predicted[:, ids])  # (K, n)
+        a = (SOURCE_STRENGTH * q).clamp_min(SMALLEST_PARAMETER)
+        b = (SOURCE_STRENGTH * (1 - q)).clamp_min(SMALLEST_PARAMETER)
+        of_sources = log_likelihood(a, b, successes, num_trials).sum(dim=-1)
+        self._sources.update(of_sources.numpy())
+
+    def _enter(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
+        self.history.observe(ids, rates, trials, self._passes)
+        self.difficulty.observe(ids, rates, self._batch)
+        if self.known is not None:
+            self.known.observe(ids, rates, self._batch)
 
     def start_from(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
         """
         Enter what is known of prompts before the first generation batch, and predict from it. It fades as groups of
-        this run do, at the pace of the experts that predict this run best.
+        this run do.
 
         Args:
             ids (`np.ndarray` of shape `(n,)`): prompts.
             rates (`np.ndarray` of shape `(n,)`): success rates.
-            trials (`np.ndarray` of shape `(n,)`): completions that they rest on. Each prompt counts for at most the
-                strength of a prediction from embeddings.
+            trials (`np.ndarray` of shape `(n,)`): completions that they rest on.
         """
-        at_most = self.history.priors.max()
-        self.history.observe(ids, rates, np.minimum(trials, at_most), self._batch)
-        self.difficulty.observe(ids, rates, self._batch)
+        self._enter(ids, rates, np.minimum(trials, EARLIER_TRIALS))
         self.refresh()
 
     def refresh(self) -> None:
         """Predict all prompts from the groups observed so far."""
-        predictions = [self.difficulty.refresh(self._batch, half_life) for half_life in self.half_lives]
+        predictions = [self.difficulty.refresh(self._batch, half_life) for half_life in FIT_HALF_LIVES]
+        if self.known is not None:
+            predictions.append(self.known.refresh(self._batch))
         predicted = np.stack(predictions)  # (K - 1, N)
         ids = self.difficulty.ids
         rates = self.difficulty.rates.astype(np.float64)
@@ -252,7 +264,8 @@ class PromptEstimator:
             predicted = _adjust_level(predicted, ids, rates, weight)
         mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
         mean_for_all = np.full((1, predicted.shape[1]), mean)
-        self.predicted = np.concatenate([predicted, mean_for_all]).astype(np.float32)  # (K, N)
+        self.predicted = np.concatenate([mean_for_all, predicted]).astype(np.float32)  # (K, N)
+        self.prior = self._sources.values.astype(np.float32) @ self.predicted
 
     def rescale(self, scale: float, offset: float) -> None:
         """
@@ -264,17 +277,26 @@ class PromptEstimator:
         """
         self.history.rescale(scale, offset)
         self.difficulty.rescale(scale, offset)
+        if self.known is not None:
+            self.known.rescale(scale, offset)
         self.predicted = np.clip(scale * self.predicted + offset, 0, 1).astype(np.float32)
+        self.prior = np.clip(scale * self.prior + offset, 0, 1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        """What restores the estimates and the weights of the experts."""
-        return {
+        """What restores the estimates."""
+        state = {
             "batch": self._batch,
-            "log_weights": self._log_weights.copy(),
+            "passes": self._passes,
+            "sources": self._sources.log_weights.copy(),
+            "pairs": self._pairs.log_weights.copy(),
             "predicted": self.predicted.copy(),
+            "prior": self.prior.copy(),
             "history": self.history.state_dict(),
             "difficulty": self.difficulty.state_dict(),
         }
+        if self.known is not None:
+            state["known"] = self.known.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any], *, predictor: bool = True) -> None:
         """
@@ -287,9 +309,14 @@ class PromptEstimator:
         """
         self.history.load_state_dict(state["history"])
         self.difficulty.load_state_dict(state["difficulty"], predictor=predictor)
+        if self.known is not None:
+            self.known.load_state_dict(state["known"])
         self._batch = state["batch"]
-        self._log_weights = state["log_weights"].copy()
+        self._passes = state["passes"]
+        self._sources.log_weights = state["sources"].copy()
+        self._pairs.log_weights = state["pairs"].copy()
         self.predicted = state["predicted"].copy()
+        self.prior = state["prior"].copy()
 
 
 def _adjust_level(predicted: np.ndarray, ids: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:

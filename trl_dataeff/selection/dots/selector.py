@@ -1,15 +1,16 @@
 r"""
 DOTS: draw prompts whose groups are likely to carry a gradient, after arXiv 2506.05316, without its reference rollouts.
 
-1. The success rate \(p_i\) of a prompt joins the prediction \(q_i\) from its embedding with the prompt's own groups,
-   which fade as the policy changes:
-   \(p_i = (s q_i + \sum_t f_t \, successes_t) / (s + \sum_t f_t \, completions_t)\).
-2. A group of G completions carries a gradient unless all rewards are equal: \(P_i = 1 - p_i^G - (1 - p_i)^G\).
-3. Prompts are drawn without replacement with weights \(P_i^4 / (P_i^4 + t^4)\): alike where a gradient is likely,
-   hardly ever where it is not. A pass goes on across generation batches until most of the weight has been drawn. Each
-   group in a row that no reward function scores halves \(P_i\).
+1. The success rate of a prompt is taken as Beta distributed. What is predicted for it, from its embedding or a column
+   of success rates, is joined with the prompt's own groups, which fade as the policy changes.
+2. That gives the probability \(P_i\) that a group of G completions carries a gradient, which it does unless all
+   rewards are equal.
+3. Prompts are drawn without replacement with weights \(P_i^k / (P_i^k + \bar P^{2k/3})\), where \(\bar P\) is what
+   uniform draws would find: alike where a gradient is likely, hardly ever where it is not. A pass goes on across
+   generation batches until most of the weight has been drawn. Each group in a row that no reward function scores
+   halves \(P_i\).
 
-`estimator.py` has step 1, for several speeds of the policy side by side, and `sampling.py` steps 2 and 3. With graded
+`estimator.py` has steps 1 and 2, for several speeds of the policy side by side, and `sampling.py` step 3. With graded
 rewards a mean reward says little about whether rewards differ; then P is estimated as a success rate is: from whether
 groups were effective.
 """
@@ -18,32 +19,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
+from transformers.utils import logging
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.online import pearson
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
-from trl_dataeff.selection.dots.estimator import HALF_LIVES, PromptEstimator
+from trl_dataeff.selection.dots.beta_binomial import chance_at
+from trl_dataeff.selection.dots.earlier import read_earlier_run
+from trl_dataeff.selection.dots.estimator import FIT_HALF_LIVES, PromptEstimator, column_difficulty
 from trl_dataeff.selection.dots.predicting import PredictingSelector
-from trl_dataeff.selection.dots.sampling import PromptPass, chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.tracking.files import GROUPS_FILE, about_groups, read_groups
-from trl_dataeff.utils import UserError, check_number
+from trl_dataeff.selection.dots.sampling import KindShares, PromptPass, gumbel_keys, log_weights_of, top_of_kinds
+from trl_dataeff.utils import check_number, hash_json
 
 
-# s, of predictions from embeddings and of the mean, which says nothing about one prompt
-PRIORS = (4.0, 0.25)  # of success rates, in completions
-EFFECTIVE_PRIORS = (1.0, 1.0)  # of probabilities that a group is effective, in groups
-
+logger = logging.get_logger(__name__)
 #: Bounds of the probability that a group is effective: every prompt keeps a chance to be drawn.
 LOWEST_CHANCE = 1e-6
 HIGHEST_CHANCE = 1 - 1e-6
+REVERSED = -0.3  # correlation of success with a column of success rates, below which it most likely has difficulties
+SEEN_PROMPTS = 64  # prompts from which that is judged
 
 
 @register_selector("dots")
@@ -52,10 +52,8 @@ class DotsSelector(PredictingSelector):
     Samples prompts by the estimated probability that their groups carry a gradient, in passes.
 
     Args:
-        threshold (`float`, *optional*, defaults to `0.6`): t, the probability at which the weight of a prompt is one
-            half, in (0, 1]. A lower one draws more hard and easy prompts.
-        coverage (`float`, *optional*, defaults to `0.7`): share of the weight of all prompts that is drawn before a
-            prompt may be drawn again, in [0, 1] (see [`PromptPass`]); 0 allows the same prompt in every batch.
+        sharpness (`float`, *optional*, defaults to `8.0`): how strongly prompts are avoided whose groups are less
+            likely to carry a gradient than the mean, at least 0; 0 draws uniformly (see [`log_weights_of`]).
         predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): `"logistic"`,
             `"attention"`, the path of a saved or published predictor, or an instance.
         predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
@@ -77,17 +75,14 @@ class DotsSelector(PredictingSelector):
     def __init__(
         self,
         *,
-        threshold: float = 0.6,
-        coverage: float = 0.7,
+        sharpness: float = 8.0,
         predictor: str | DifficultyPredictor = "logistic",
         predictor_args: dict[str, Any] | None = None,
         history_from: str | None = None,
     ):
-        check_number("threshold", threshold, "(0, 1]")
-        check_number("coverage", coverage, "[0, 1]")
+        check_number("sharpness", sharpness, "[0, inf)")
         super().__init__(predictor, predictor_args)
-        self.threshold = threshold
-        self.coverage = coverage
+        self.sharpness = sharpness
         self.history_from = history_from
 
     def bind(self, context: SelectorContext) -> None:
@@ -97,14 +92,20 @@ class DotsSelector(PredictingSelector):
         self._totals = np.empty(0, dtype=np.float32)  # the lowest different total rewards so far, at most three
         # By prompt: how many of its latest groups, in a row, no reward function scored
         self._unscored = np.zeros(context.num_prompts, dtype=np.int16)
-        self._pass = PromptPass(context.num_prompts, self.coverage)
+        self._columns = hash_json(context.known_rates, context.kinds)
+        kinds = context.kinds if context.kinds is not None else np.zeros(context.num_prompts, dtype=np.int64)
+        self._kinds = torch.from_numpy(kinds)
+        self._pass = PromptPass(self._kinds)
+        self._shares = KindShares(self._kinds)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
+        self._num_seen = 0  # prompts that have had a group, as far as groups are kept
+        self._mean_chance = float("nan")  # over all prompts, at the latest proposal
         if self.history_from is not None and not context.resumed:
             self._start_from_earlier_run(self.history_from)
 
     def _new_estimators(self) -> tuple[PromptEstimator, PromptEstimator]:
         """Estimators of success rates, and of probabilities that groups are effective."""
-        longest = HALF_LIVES[-1]
+        longest = FIT_HALF_LIVES[-1]
         rates = self.rolling(self.predictor, self.predictor_args, longest)
         predictor: DifficultyPredictor
         if self.predictor == "logistic":
@@ -113,9 +114,13 @@ class DotsSelector(PredictingSelector):
         else:
             predictor = LogisticDifficultyPredictor()
         probabilities = self.rolling(predictor, half_life=longest)
+        known = self.context.known_rates
+        if known is None:
+            return PromptEstimator(rates), PromptEstimator(probabilities)
+        known_chances = chance_at(torch.from_numpy(known), self.context.group_size).numpy()
         return (
-            PromptEstimator(rates, PRIORS, HALF_LIVES),
-            PromptEstimator(probabilities, EFFECTIVE_PRIORS, HALF_LIVES),
+            PromptEstimator(rates, column_difficulty(known)),
+            PromptEstimator(probabilities, column_difficulty(known_chances)),
         )
 
     def _start_from_earlier_run(self, history_from: str) -> None:
@@ -136,10 +141,7 @@ class DotsSelector(PredictingSelector):
         if self.graded:
             chances = torch.from_numpy(self.effective.mean()).double()
         else:
-            rates = torch.from_numpy(self.success.estimates())  # (K, N)
-            weights = torch.from_numpy(self.success.weights)  # (K,)
-            # P is not linear in p: take the mean of the experts' P, and not the P of their mean p
-            chances = weights @ chance_effective(rates, self.context.group_size)  # (K,) x (K, N) -> (N,)
+            chances = self.success.chances(self.context.group_size)
         # A group without a score has no gradient either, and says nothing about the success rate
         chances = chances * 0.5 ** torch.from_numpy(self._unscored).double()
         return chances.clamp(LOWEST_CHANCE, HIGHEST_CHANCE)
@@ -158,11 +160,16 @@ class DotsSelector(PredictingSelector):
         num_others = size - len(self._proposed)
         if num_others >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
-        log_weights = log_weight(self.chances(), self.threshold)
-        log_weights = self._pass.restrict(log_weights, excluded, n)
+        chances = self.chances()
+        self._mean_chance = float(chances.mean())
+        log_weights = log_weights_of(chances, self._kinds, self.sharpness)
+        num_available = torch.bincount(self._kinds[~excluded], minlength=len(self._shares.due))
+        counts = self._shares.take(n, num_available)
+        log_weights = self._pass.restrict(log_weights, excluded, counts)
         log_weights = log_weights.masked_fill(excluded, -torch.inf)
-        ids: np.ndarray = gumbel_top_k(log_weights, n, rng).numpy()
-        self._pass.drawn[ids] = True
+        drawn = top_of_kinds(gumbel_keys(log_weights, rng), self._kinds, counts)
+        self._pass.drawn[drawn] = True
+        ids: np.ndarray = drawn.numpy()
         self._proposed = np.concatenate([self._proposed, ids])
         return ids
 
@@ -180,12 +187,30 @@ class DotsSelector(PredictingSelector):
         self.record.add(self.predict(ids), rates)
         self.success.observe(ids, rates, num_scored, self.batch)
         self.success.refresh()
+        self._warn_of_difficulties()
         one_each = np.ones_like(num_scored)
         self.effective.observe(ids, is_effective, one_each, self.batch)
         if not self.graded:
             self._note_totals(groups)
         if self.graded:
             self.effective.refresh()
+
+    def _warn_of_difficulties(self) -> None:
+        """Once that many prompts have been seen, warn of a column of success rates that is one of difficulties."""
+        seen = self.success.difficulty
+        num_seen = len(seen.ids)
+        is_due = self._num_seen < SEEN_PROMPTS <= num_seen
+        self._num_seen = num_seen
+        known_rates = self.context.known_rates
+        if known_rates is None or not is_due:
+            return
+        correlation = pearson(known_rates[seen.ids], seen.rates)
+        if correlation < REVERSED:
+            logger.warning(
+                f"The success of the first {num_seen} prompts has the correlation {correlation:.2f} with "
+                "`success_rate_column`: does the column hold difficulties? It takes success rates, `1 - difficulty`. "
+                "The run goes on, and learns to use the column the other way round."
+            )
 
     def _note_totals(self, groups: Sequence[RolloutGroup]) -> None:
         """Find out from the total rewards of groups whether rewards are graded."""
@@ -197,13 +222,23 @@ class DotsSelector(PredictingSelector):
         super().rescale(scale, offset)
         self.success.rescale(scale, offset)
 
+    def metrics(self) -> dict[str, float]:
+        """
+        `predictor/pearson`, and `uniform_effective_ratio`: the share of effective groups that uniform draws would find
+        now, as estimated. By how much `dataeff/effective_ratio` is above it, selection gains.
+        """
+        return self.record.metrics() | {"uniform_effective_ratio": self._mean_chance}
+
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
             "graded": self.graded,
             "proposed": self._proposed.copy(),
-            "in_pass": self._pass.drawn.copy(),
+            "in_pass": self._pass.drawn.numpy().copy(),
+            "columns": self._columns,
+            "due": self._shares.due.numpy().copy(),
             "totals": self._totals.copy(),
             "unscored": self._unscored.copy(),
+            "mean_chance": self._mean_chance,
             "success": self.success.state_dict(),
             "effective": self.effective.state_dict(),
         }
@@ -212,11 +247,20 @@ class DotsSelector(PredictingSelector):
         super().load_state_dict(state)
         self.graded = state["graded"]
         self._proposed = state["proposed"].copy()
-        self._pass.drawn = state["in_pass"].copy()
+        self._pass.drawn = torch.from_numpy(state["in_pass"].copy())
+        if state["columns"] == self._columns:
+            self._shares.due = torch.from_numpy(state["due"].copy())
+        else:
+            logger.warning(
+                "The values of `success_rate_column` or `stratify_by` differ from those of the run that is resumed. "
+                "The run continues, but not exactly as it would have."
+            )
         self._totals = state["totals"].copy()
         self._unscored = state["unscored"].copy()
+        self._mean_chance = state["mean_chance"]
         self.success.load_state_dict(state["success"], predictor=self.same_embeddings)
         self.effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
+        self._num_seen = len(self.success.difficulty.ids)
 
 
 def lowest_different(totals: np.ndarray, n: int) -> np.ndarray:
@@ -236,86 +280,3 @@ def lowest_different(totals: np.ndarray, n: int) -> np.ndarray:
     differs_from_last = np.diff(values) > 1e-6 * np.abs(values[1:])
     is_different = np.concatenate([[True], differs_from_last])
     return values[is_different][:n]
-
-
-class EarlierRun(NamedTuple):
-    """
-    What an earlier run showed of n prompts, in the order of each prompt's last group.
-
-    Attributes:
-        ids (`np.ndarray` of shape `(n,)`): int64, prompts.
-        rates (`np.ndarray` of shape `(n,)`): float32, mean success rates in [0, 1].
-        effective (`np.ndarray` of shape `(n,)`): float32, shares of effective groups.
-        counts (`np.ndarray` of shape `(n,)`): int64, groups.
-    """
-
-    ids: np.ndarray
-    rates: np.ndarray
-    effective: np.ndarray
-    counts: np.ndarray
-
-
-def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> EarlierRun:
-    """
-    Read the groups of an earlier run.
-
-    Args:
-        given (`str`): `output_dir` of the run, or its table of groups.
-        dataset_hash (`str`): content hash of the prompts of this run.
-        scale ([`RewardScale`]): of this run; widened by the range of the earlier run's rewards, unless it is fixed.
-
-    Returns:
-        [`EarlierRun`]: success rates by the widened range.
-
-    Raises:
-        UserError: the table is missing, corrupt, empty, or of prompts with another hash.
-    """
-    path = _groups_file(given)
-    table = read_groups(path)
-    about = about_groups(path)
-    if about.get("dataset") != dataset_hash:
-        raise UserError(
-            f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on "
-            "the same prompts in the same order, or leave it out."
-        )
-    groups = table.select(["prompt_id", "success_rate", "reward", "kind"]).to_pandas().dropna()
-    groups = groups[groups["prompt_id"] >= 0]  # prompts of a stream have -1
-    if groups.empty:
-        raise UserError(f"`history_from` is {given!r}, and no group in it has a success rate. Leave it out.")
-
-    reward_range = about["reward_range"] or {}
-    scale.observe(np.array(list(reward_range.values())))
-    if scale.high > scale.low:
-        # The range of that run may have widened since a rate was written
-        rates = (groups["reward"] - scale.low) / (scale.high - scale.low)
-        groups["success_rate"] = np.clip(rates, 0.0, 1.0)
-    return _by_prompt(groups)
-
-
-def _groups_file(given: str) -> Path:
-    """The table of groups of a run, which is given by its `output_dir` or this file."""
-    path = Path(given).expanduser()
-    if path.is_dir():
-        path = path / GROUPS_FILE
-    if not path.is_file():
-        raise UserError(f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` of a run.")
-    return path
-
-
-def _by_prompt(groups: pd.DataFrame) -> EarlierRun:
-    """Sum up rows of groups, oldest first, by prompt."""
-    groups["effective"] = groups["kind"] == "effective"
-    groups["position"] = np.arange(len(groups))
-    prompts = groups.groupby("prompt_id").agg(
-        rate=("success_rate", "mean"),
-        effective=("effective", "mean"),
-        count=("position", "size"),
-        last=("position", "max"),
-    )
-    prompts = prompts.sort_values("last")
-    return EarlierRun(
-        ids=prompts.index.to_numpy(np.int64),
-        rates=prompts["rate"].to_numpy(np.float32),
-        effective=prompts["effective"].to_numpy(np.float32),
-        counts=prompts["count"].to_numpy(np.int64),
-    )
