@@ -605,9 +605,7 @@ def time_ratio(result: dict[str, Any]) -> str:
 
 
 def first_ratio(result: dict[str, Any]) -> str:
-    """The time of our first update, as a share of TRL's first; a dash where it was not measured."""
-    if "first_seconds" not in result[TRL]:
-        return "-"
+    """The time of our first update, as a share of TRL's first."""
     return f"{result[COMPACT]['first_seconds'] / result[TRL]['first_seconds']:.2f}"
 
 

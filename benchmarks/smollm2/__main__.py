@@ -24,7 +24,7 @@ TRIAL = (20,)
 #: What the trials compare. `compact` stands for plain GRPO, too: its weights are the same but for rounding
 TRIED = ("compact", "selection", "fill", "share")
 #: The keys of `POOLS`, which imports the numerical libraries
-POOL_NAMES = ("mixed", "unsolvable", "learnable", "gym", "worked")
+POOL_NAMES = ("mixed", "several", "unsolvable", "learnable", "gym", "worked")
 
 
 class Part(NamedTuple):

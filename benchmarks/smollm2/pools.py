@@ -72,6 +72,7 @@ class Pool:
 
 POOLS: dict[str, Pool | Gym] = {
     "mixed": Pool(unsolvable=1 / 3),
+    "several": Pool(unsolvable=1 / 3, size=128),
     "unsolvable": Pool(unsolvable=0.7),
     "learnable": Pool(unsolvable=0.0),
     "gym": Gym(),

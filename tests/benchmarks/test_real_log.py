@@ -28,7 +28,8 @@ def test_the_log_is_that_of_its_readme():
 def test_uniform_draws_take_each_prompt_once_a_pass_with_its_outcome_of_that_time():
     drawn = replay(METHODS["uniform"], LOG, SHORT, seed=3)
     batches, prompts = drawn.ids.shape
-    assert len(np.unique(drawn.ids)) == batches * prompts
+    whole = len(LOG) // prompts  # batches of a pass; the rest of it is dropped
+    assert len(np.unique(drawn.ids[:whole])) == whole * prompts
     for batch in (0, batches // 2, batches - 1):
         outcome = LOG.at(batch / batches)[drawn.ids[batch]]
         np.testing.assert_array_equal(drawn.effective[batch], (outcome > 0) & (outcome < 1))
@@ -49,7 +50,7 @@ def test_kinds_keep_their_shares():
     assert np.ptp(counts) <= 4
 
 
-@pytest.mark.parametrize(("scores", "expected"), [([1, 2, 3, 4], 0.75), ([1, 1, 1, 1], 0.5), ([4, 1, 3, 2], 0.25)])
+@pytest.mark.parametrize(("scores", "expected"), [([1, 2, 3, 4], 0.75), ([1, 1, 1, 1], 0.5), ([4, 1, 3, 2], 0.0)])
 def test_auc_by_pairs(scores, expected):
     assert auc(np.array(scores), np.array([False, True, False, True])) == expected
 
