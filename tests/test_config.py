@@ -17,7 +17,7 @@ INF = float("inf")
 WRONG = {
     "selection": ["", None, 3],
     "selector_args": [["p_init"], 3],
-    "prompt_embedding": ["", None],
+    "prompt_embedding": ["", 3],
     "success_rate_column": ["", 3],
     "stratify_by": ["", ["kind"]],
     "reward_range": [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", [0, "a"]],

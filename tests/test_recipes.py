@@ -29,6 +29,7 @@ COLUMNS = {
     "gsm8k": {"question": "Tom has {i} eggs and buys 2.", "answer": "He has {i} + 2 = {j} eggs.\n#### {j}"},
     "math": {"problem": "Find x, if x = {i} + 2.", "answer": "{j}"},
     "own_dataset": {"question": "What is {i} + 2?", "answer": "{j}"},
+    "big_math": {"prompt": "Find x, if x - 2 = {i}.", "solution": "{j}", "llama8b_solve_rate": "0.{i}"},
     "dapo_math": {"prompt": "Find x, if x - 2 = {i}.", "solution": "{j}"},
 }
 MADE = {"prompt": "{i}+2=", "answer": "{j}"}
@@ -46,6 +47,8 @@ SMALL = """
 def stub(task: str, path: Path) -> str:
     texts = COLUMNS.get(task, MADE)
     rows: list[dict] = [{name: text.format(i=i, j=i + 2) for name, text in texts.items()} for i in range(8)]
+    if "llama8b_solve_rate" in texts:
+        rows = [{**row, "llama8b_solve_rate": float(row["llama8b_solve_rate"])} for row in rows]
     if task not in COLUMNS:
         rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     Dataset.from_list(rows).to_json(path / "train.jsonl")

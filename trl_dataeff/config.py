@@ -58,11 +58,12 @@ class DataEfficientGRPOConfig(GRPOConfig):
             "`GresoSelector` document them."
         },
     )
-    prompt_embedding: str = field(
+    prompt_embedding: str | None = field(
         default="policy",
         metadata={
             "help": 'Model that embeds the prompts for DOTS: `"policy"` (mean of the policy\'s last hidden states), '
-            "or the id or path of another model, which needs the extra `embeddings`."
+            "or the id or path of another model, which needs the extra `embeddings`. `None` (`null` in a recipe) "
+            "embeds nothing: DOTS then knows prompts by `success_rate_column` and their own groups."
         },
     )
     success_rate_column: str | None = field(
@@ -224,10 +225,13 @@ def problems_of_fields(config: Any) -> Iterator[str]:
     Yields:
         `str`: One message per problem.
     """
-    for name in ("selection", "prompt_embedding"):
-        value = getattr(config, name)
-        if not isinstance(value, str) or value == "":
-            yield f"`{name}` is {value!r}; it takes a name or a path."
+    if not isinstance(config.selection, str) or config.selection == "":
+        yield f"`selection` is {config.selection!r}; it takes a name or a path."
+    embedding = config.prompt_embedding
+    if embedding is not None and (not isinstance(embedding, str) or embedding == ""):
+        yield f"`prompt_embedding` is {embedding!r}; it takes 'policy', the id or path of a model, or `None`."
+    if embedding is None and config.selection == "dots_paper":
+        yield "`prompt_embedding` is None, and `selection='dots_paper'` predicts from embeddings alone. Name a model."
     for name in ("success_rate_column", "stratify_by"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or value == ""):

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "--methods",
         nargs="+",
         default=["uniform", "fill", "oracle"],
-        help="names, each with changes of its config if you like: fill,replay_max_age=10,threshold=0.5",
+        help="names, each with changes of its config if you like: fill,replay_max_age=10,sharpness=4",
     )
     run.add_argument("--pool", default="first", help="one of those in benchmarks/lab/pools.py")
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -1,7 +1,7 @@
 """The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
 
 A variation needs none: `fill,replay_max_age=10` is the method `fill` with that field of its config changed, and
-`fill,threshold=0.5` with that argument of its selector.
+`fill,sharpness=4` with that argument of its selector.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def find(name: str) -> Method:
 
     Args:
         name (`str`): One of `METHODS`, which may carry changes of its config and of its selector's arguments:
-            `default,replay=off,threshold=0.5`.
+            `default,replay=off,sharpness=4`.
 
     Raises:
         ValueError: If there is no such method, or a change is not `name=value` with a field of its config or an

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import tables
 from benchmarks.real_log.methods import METHODS
-from benchmarks.real_log.replaying import BANDS, Log, Replayed, Setting, read, replay
+from benchmarks.real_log.replaying import BANDS, FIRST_VISITS, Log, Replayed, Setting, read, replay
 
 
 SETTINGS = (
@@ -138,6 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = read(PARTS[given.prompts])
     shares = np.bincount(log.bands(), minlength=len(BANDS)) / len(log)
     runs = run(given.methods, log, given.seeds)
+    known = np.isfinite(log.other_model)
+    early = np.nanmean(log.success[:, :FIRST_VISITS], axis=1)
+    correlation = np.corrcoef(log.other_model[known], early[known])[0, 1]
+    print(f"Correlation of the column with success in the first three visits: {correlation:.2f}\n")
     print("Share of groups with a gradient, mean and range of seeds\n")
     print(effective_table(given.methods, runs))
     named = ", ".join(f"{name} ({share:.0%})" for name, share in zip(BANDS, shares, strict=True))

@@ -27,6 +27,7 @@ from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import load_predictor
+from trl_dataeff.rollouts.columns import read_success_rates
 from trl_dataeff.testing import check_selector, make_groups
 from trl_dataeff.tracking.files import SCHEMA
 
@@ -68,7 +69,11 @@ SCRIPTS = {
 
 def test_every_script_is_run():
     scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
-    assert {name for name in scripts if not name.startswith("quickstart/")} == {*SCRIPTS, "fit_predictor.py"}
+    assert {name for name in scripts if not name.startswith("quickstart/")} == {
+        *SCRIPTS,
+        "fit_predictor.py",
+        "success_rates.py",
+    }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -90,6 +95,21 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
     evaluated = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
     assert len(evaluated) == ("--eval_strategy" in further)
+
+
+def test_success_rates_become_a_column_that_a_run_selects_by(folder, tmp_path, monkeypatch, capsys):
+    arguments = ["--model_name_or_path", str(folder / "text"), "--dtype", "float32", "--samples", "3"]
+    arguments += ["--dataset_name", str(folder / "data"), "--max_completion_length", "4", "--output", "rates"]
+    monkeypatch.setattr(sys, "argv", ["success_rates.py", *arguments])
+    monkeypatch.chdir(tmp_path)
+    example = runpy.run_path(str(EXAMPLES / "success_rates.py"), run_name="__main__")
+    assert "success rates of 24 prompts" in capsys.readouterr().out
+    written = Dataset.from_parquet("rates/train.parquet", cache_dir=str(tmp_path / "cache"))
+    assert {round(3 * rate) for rate in written["success_rate"]} <= {0, 1, 2, 3}
+    assert len(read_success_rates(written, "success_rate")) == 24
+    answers = [[rf"\boxed{{{i + 2}}}", "no", r"\boxed{-1}"] for i in range(24)]
+    rates = example["success_rates"](written, answers, example["numeric_answer_reward"])
+    assert rates == [pytest.approx(1 / 3)] * 24
 
 
 @pytest.fixture(scope="module")

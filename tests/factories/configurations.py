@@ -57,7 +57,8 @@ CONFIGURATIONS: dict[str, dict] = {
     "dots, attention": {"selection": "dots", "selector_args": {"predictor": "attention"}},
     "dots, columns": {
         "selection": "dots",
-        **{"success_rate_column": "rate", "stratify_by": "kind", "trainer": {"train_dataset": dataset_with_columns()}},
+        **{"success_rate_column": "rate", "stratify_by": "kind", "prompt_embedding": None},
+        **{"trainer": {"train_dataset": dataset_with_columns()}},
     },
     "all three": {
         **DYNAMIC,

@@ -125,7 +125,9 @@ def _gather_rows(ids: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     return gathered
 
 
-def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, dataset_hash: str, resumed: bool) -> np.ndarray:
+def embed_for(
+    trainer: Any, dataset: Dataset, embedding: str | None, *, dataset_hash: str, resumed: bool
+) -> np.ndarray:
     """
     Embed the prompts of a run. Embeddings are kept in the output folder, in a file that processes of one machine
     share, and a resumed run reads them again, because the policy has changed by then. A collective.
@@ -133,7 +135,8 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, dataset_hash: s
     Args:
         trainer ([`~trl.GRPOTrainer`]): the trainer.
         dataset ([`~datasets.Dataset`]): its training dataset, N rows.
-        embedding (`str`): `"policy"`, or the id or path of a model, see [`embed_dataset`].
+        embedding (`str`, *optional*): `"policy"`, or the id or path of a model, see [`embed_dataset`]. `None` for one
+            value for all prompts, which says nothing about them.
         dataset_hash (`str`): content hash of the dataset's prompts, which names the file.
         resumed (`bool`): whether the run is resumed.
 
@@ -143,6 +146,8 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, dataset_hash: s
     Raises:
         EmbeddingError: see [`embed_dataset`].
     """
+    if embedding is None:
+        return np.zeros((len(dataset), 1), np.float16)
     # The underscore keeps the folder from being pushed to the Hub
     name = f"_dataeff/embeddings-{hash_json(embedding, dataset_hash)[:8]}.npy"
     path = Path(trainer.args.output_dir, name)
@@ -275,8 +280,8 @@ def _check_whole(policy: Any, state: Any) -> None:
     if is_fsdp1 or is_deepspeed_zero3_enabled() or is_elsewhere:
         raise EmbeddingError(
             "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, set "
-            "`prompt_embedding` to another model, such as 'sentence-transformers/all-MiniLM-L6-v2', or use "
-            "`selection='greso'`, which needs no embeddings."
+            "`prompt_embedding` to another model, such as 'sentence-transformers/all-MiniLM-L6-v2', or to `None`: "
+            "DOTS then knows prompts by `success_rate_column` and their own groups."
         )
 
 

@@ -110,11 +110,11 @@ def test_equal_seeds_give_equal_runs(method, start):
 
 
 def test_a_method_may_carry_changes():
-    method = find("fill,replay=off,threshold=0.5,replay_max_age=null")
+    method = find("fill,replay=off,sharpness=0.5,replay_max_age=null")
     assert method.options == {
         "selection": "dots",
         "replay": "off",
-        "selector_args": {"threshold": 0.5},
+        "selector_args": {"sharpness": 0.5},
         "replay_max_age": None,
     }
     assert method.classes() == METHODS["fill"].classes()
