@@ -146,7 +146,11 @@ def test_a_command_of_the_pages(command, here, capsys):
 
 def launch_lines() -> list[str]:
     """Commands in the docstrings of the examples and in the help of the command."""
-    scripts = [path for path in sorted(ROOT.glob("examples/**/*.py")) if path.name not in ("fit_predictor.py", "success_rates.py")]
+    scripts = [
+        path
+        for path in sorted(ROOT.glob("examples/**/*.py"))
+        if path.name not in ("fit_predictor.py", "success_rates.py")
+    ]
     texts = [*(path.read_text(encoding="utf-8") for path in scripts), DESCRIPTION]
     return [found.strip() for text in texts for found in LAUNCH.findall(text.replace("\\\n", " "))]
 
