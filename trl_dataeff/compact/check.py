@@ -31,7 +31,7 @@ _WORDS = {
     "left_padding": "leaving out padding of prompts",
     "right_padding": "leaving out padding of completions",
     "prompt_scores": "scoring completion tokens alone",
-    "shared_prompts": "computing the prompt of a group once",  # which needs the last one
+    "shared_prompts": "computing all tokens in one sequence",  # which needs the last one
 }
 CHECKED = tuple(_WORDS)  # by parts that need none of those behind them
 _OF_ROWS = ("zero_rows", "exchange")
@@ -273,8 +273,6 @@ class _Chosen:
         self.prompt_width = self._width([self.lengths.prompt[row] for row in self.rows], self.lengths.prompt_width)
         completions = [self.lengths.completion[row] for row in self.rows]
         self.completion_width = self._width(completions, self.lengths.completion_width)
-        numbers = [self.lengths.prompt_number[row] for row in self.rows]
-        self.shares = len(set(numbers)) < len(numbers)
         # Rows that are computed where those without a gradient are left out: as many on each process
         self.num_computed = sum(bool(rows.have_gradient[row]) for row in self.rows)
 
@@ -293,7 +291,7 @@ class _Chosen:
             return self.prompt_width < self.lengths.prompt_width
         if name == "right_padding":
             return self.completion_width < self.lengths.completion_width
-        return self.shares if name == "shared_prompts" else True
+        return True
 
     def whole(self) -> list[MicroBatch]:
         """The rows in TRL's way, at most as many at once as in TRL's micro-batches."""
@@ -320,12 +318,11 @@ class _Chosen:
         return [self._micro_batch(rows[start : start + size], parts) for start in range(0, len(rows), size)]
 
     def _micro_batch(self, rows: Sequence[int], parts: Parts) -> MicroBatch:
-        numbers = [self.lengths.prompt_number[row] for row in rows]
         deal = Deal(
             list(rows),
             self.prompt_width if parts.left_padding else self.lengths.prompt_width,
             self.completion_width if parts.right_padding else self.lengths.completion_width,
-            shares=parts.shared_prompts and len(set(numbers)) < len(numbers),
+            packs=parts.shared_prompts,
             tokens=0,
         )
         factor = self.all_rows.share(rows, self.rows)
@@ -355,7 +352,7 @@ class _Chosen:
         return ways[0], ways[1]
 
     def _at(self, row: int, prompt: int, completion: int, positions: torch.Tensor | None) -> MicroBatch:
-        deal = Deal([row], prompt, completion, shares=False, tokens=0)
+        deal = Deal([row], prompt, completion, packs=False, tokens=0)
         micro_batch = self.all_rows.micro_batch(deal, self.all_rows.share([row], [row]))
         if positions is not None:
             positions = positions.unsqueeze(0).to(micro_batch.inputs["prompt_ids"].device)

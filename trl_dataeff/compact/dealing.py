@@ -16,7 +16,6 @@ from trl_dataeff.compact.padding import RowLengths, rounded_up
 
 MOST_PROMPTS_IN_A_BLOCK = 8
 MOST_ROWS = 4  # of a micro-batch, as a multiple of those it would have if all had the same number
-WORTH_SHARING = 0.1  # share of a micro-batch's tokens
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,14 @@ class Deal:
         rows: which rows of the joined micro-batches, in their order.
         prompt_width: columns of the prompts.
         completion_width: columns of the completions.
-        shares: whether prompts that are equal are computed once.
+        packs: whether its tokens are one sequence, without padding, and with prompts that are equal once.
         tokens: tokens that the forward pass computes.
     """
 
     rows: list[int]
     prompt_width: int
     completion_width: int
-    shares: bool
+    packs: bool
     tokens: int
 
     @property
@@ -75,16 +74,18 @@ class _Costs:
     Attributes:
         prompt: columns of the prompt that each row needs, `(rows,)`.
         completion: columns of the completion that each row needs, `(rows,)`.
+        prompt_tokens: tokens of each prompt, `(rows,)`.
         completion_tokens: tokens of each completion, `(rows,)`.
         prompt_number: equal for rows with equal prompts, `(rows,)`.
-        may_share: whether prompts may be shared.
+        packs: whether the tokens of a micro-batch are one sequence.
     """
 
     prompt: np.ndarray
     completion: np.ndarray
+    prompt_tokens: np.ndarray
     completion_tokens: np.ndarray
     prompt_number: np.ndarray
-    may_share: bool
+    packs: bool
 
     @classmethod
     def of(cls, lengths: RowLengths, parts: Parts, multiple: int | None) -> _Costs:
@@ -98,9 +99,10 @@ class _Costs:
         return cls(
             prompt=np.array(prompt),
             completion=np.array(completion),
+            prompt_tokens=np.array(lengths.prompt),
             completion_tokens=np.array(lengths.completion),
             prompt_number=np.array(lengths.prompt_number),
-            may_share=parts.shared_prompts,
+            packs=parts.shared_prompts,
         )
 
     def deal(self, rows: Sequence[int]) -> Deal:
@@ -108,25 +110,11 @@ class _Costs:
         own = list(rows)
         prompt_width = int(self.prompt[own].max())
         completion_width = int(self.completion[own].max())
-        num_prompts = len(set(self.prompt_number[own].tolist()))
-        tokens, shares = self.tokens(len(own), num_prompts, prompt_width, completion_width)
-        return Deal(own, prompt_width, completion_width, bool(shares), int(tokens))
-
-    def tokens(
-        self,
-        num_rows: int,
-        num_prompts: np.ndarray | int,
-        prompt_width: np.ndarray | int,
-        completion_width: np.ndarray | int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Tokens that micro-batches compute, and whether each of them shares prompts. Two passes over fewer tokens each
-        take longer than one if they save little.
-        """
-        tokens = num_rows * (np.asarray(prompt_width) + completion_width)
-        tokens_saved = (num_rows - np.asarray(num_prompts)) * prompt_width
-        shares = (tokens_saved > 0) & (tokens_saved >= WORTH_SHARING * tokens) & self.may_share
-        return np.where(shares, tokens - tokens_saved, tokens), shares
+        tokens = len(own) * (prompt_width + completion_width)
+        if self.packs:
+            _, first_places = np.unique(self.prompt_number[own], return_index=True)
+            tokens = int(self.prompt_tokens[own][first_places].sum() + self.completion_tokens[own].sum())
+        return Deal(own, prompt_width, completion_width, self.packs, tokens)
 
     def of_neighbors(self, order: Sequence[int], most_rows: int, limits: Limits) -> np.ndarray:
         """
@@ -139,6 +127,7 @@ class _Costs:
         num_rows = len(order)
         prompt = self.prompt[list(order)]
         completion = self.completion[list(order)]
+        prompt_tokens = self.prompt_tokens[list(order)]
         completion_tokens = self.completion_tokens[list(order)]
         last_place = _places_before(self.prompt_number[list(order)])
         costs = np.full((num_rows + 1, most_rows), np.inf)
@@ -146,7 +135,7 @@ class _Costs:
         prompt_width = np.zeros(num_rows, dtype=np.int64)
         completion_width = np.zeros(num_rows, dtype=np.int64)
         scored = np.zeros(num_rows, dtype=np.int64)
-        num_prompts = np.zeros(num_rows, dtype=np.int64)
+        of_prompts = np.zeros(num_rows, dtype=np.int64)  # tokens of different prompts
         for n in range(1, most_rows + 1):
             firsts = slice(0, num_rows - n + 1)
             added = slice(n - 1, num_rows)
@@ -154,9 +143,10 @@ class _Costs:
             completion_width = np.maximum(completion_width[firsts], completion[added])
             scored = scored[firsts] + completion_tokens[added]
             is_new_prompt = last_place[added] < np.arange(num_rows - n + 1)
-            num_prompts = num_prompts[firsts] + is_new_prompt
-            tokens, _ = self.tokens(n, num_prompts, prompt_width, completion_width)
-            fits = n * (prompt_width + completion_width) <= limits.padded_tokens
+            of_prompts = of_prompts[firsts] + np.where(is_new_prompt, prompt_tokens[added], 0)
+            padded = n * (prompt_width + completion_width)
+            tokens = of_prompts + scored if self.packs else padded
+            fits = padded <= limits.padded_tokens
             fits &= scored <= limits.completion_tokens
             costs[n:, n - 1] = np.where(fits, tokens, np.inf)
         return costs

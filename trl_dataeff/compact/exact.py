@@ -15,7 +15,7 @@ from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_dataeff.compact.prompts import can_share_prompts
+from trl_dataeff.compact.packing import can_pack
 
 
 #: What is left of an advantage of 0 where TRL normalizes by the standard deviation of a whole batch: about 1e-7
@@ -54,7 +54,7 @@ class Parts:
         exchange: whether rows may change their micro-batch within an optimizer step.
         left_padding: padding of prompts.
         right_padding: padding of completions.
-        shared_prompts: all but one computation of a prompt in a micro-batch.
+        shared_prompts: all but one computation of a prompt in a micro-batch, and the padding that is left in it.
         prompt_scores: scores of prompt tokens by the model's head, which the loss does not use.
     """
 
@@ -84,29 +84,22 @@ class Parts:
         return Parts(**values)
 
 
-def exact_parts(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) -> Parts:
-    """
-    What the update may leave out in a trainer's loss now; a callback may change the loss. For the arguments, see
-    [`obstacles`].
-    """
-    return Parts.all().without(list(obstacles(trainer, gradient_checkpointing)))
+def exact_parts(trainer: GRPOTrainer) -> Parts:
+    """What the update may leave out in a trainer's loss now; a callback may change the loss."""
+    return Parts.all().without(list(obstacles(trainer)))
 
 
-def obstacles(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) -> dict[str, str]:
+def obstacles(trainer: GRPOTrainer) -> dict[str, str]:
     """
     Why the update does not leave out some parts in a trainer's loss now: the reason of each of these.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): whose loss it is.
-        gradient_checkpointing (`bool`, *optional*): whether layers are computed again in the backward pass. By
-            default, what holds for the trainer now.
     """
     if trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH:
         # It may depend on widths, too
         return {field.name: f"loss_type={trainer.loss_type!r} is not known" for field in fields(Parts)}
     model = policy_of(trainer, trainer.model)
-    if gradient_checkpointing is None:
-        gradient_checkpointing = uses_checkpointing(trainer, model)
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
     of_rows = ("zero_rows", "exchange")
@@ -131,8 +124,7 @@ def obstacles(trainer: GRPOTrainer, gradient_checkpointing: bool | None = None) 
         (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "sharded weights", of_head),
         (not of_transformers, "a model that is not of Transformers", of_head),
         (not has_fused_head(), "TRL below 1.15", of_head),
-        (gradient_checkpointing, "gradient checkpointing", ["shared_prompts"]),  # it excludes the cache
-        (of_transformers and not can_share_prompts(model), "a cache not of attention alone", ["shared_prompts"]),
+        (of_transformers and not can_pack(model), "layers that mix tokens not by attention alone", ["shared_prompts"]),
     ]
     found: dict[str, str] = {}
     for holds, reason, parts in rules:
@@ -225,12 +217,6 @@ def policy_of(trainer: GRPOTrainer, model: Any) -> torch.nn.Module:
 def has_fused_head() -> bool:
     """Whether TRL's loss takes log-probs from the fused head that it adds to a model: from TRL 1.15 on."""
     return hasattr(trl.trainer.utils, "add_fused_lm_head")
-
-
-def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
-    """Whether layers are computed again in the backward pass, by a trainer's option or by the model's own."""
-    of_model = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    return trainer.args.gradient_checkpointing or of_model
 
 
 def hash_of_modules(model: torch.nn.Module) -> int:

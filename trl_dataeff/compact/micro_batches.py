@@ -31,7 +31,7 @@ class MicroBatch:
         factor: factor on the loss, so that it is divided by the rows or tokens of TRL's micro-batch. A scalar.
         weights: of its metrics; `None`: they are TRL's.
         scores_completions: whether prompt tokens get no scores.
-        shared: which rows have the same prompt, if that is computed once.
+        shared: which rows have the same prompt, if all tokens are computed in one sequence.
         positions: positions of its tokens, `(1, P + T)`; `None`: the model counts them.
         in_full: the same rows as TRL has them, for a loss of a subclass that is tried.
     """
@@ -89,7 +89,7 @@ class Rows:
         rows = torch.tensor(deal.rows, dtype=torch.int64, device=self.joined["advantages"].device)
         inputs = rows_of(self.joined, rows, prompt_width=deal.prompt_width, completion_width=deal.completion_width)
         shared = None
-        if deal.shares:
+        if deal.packs:
             shared = SharedPrompts.of([self.lengths.prompt_number[row] for row in deal.rows], rows.device)
         return MicroBatch(inputs, factor, weights, scores_completions, shared)
 

@@ -60,18 +60,28 @@ class RowLengths:
         """The lengths in a batch of TRL: prompts are padded on the left, completions on the right."""
         prompt_mask = batch["prompt_mask"].cpu()
         completion_mask = batch["completion_mask"].cpu()
-        prompt_ids = batch["prompt_ids"].cpu() * prompt_mask
-        # Also the mask, because a prompt may begin with the token 0
-        prompts = torch.cat([prompt_ids, prompt_mask], dim=1).numpy()
-        numbers: dict[bytes, int] = {}
-        prompt_number = [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts]
         return cls(
             prompt=_width_to_the_first(prompt_mask).tolist(),
             completion=_width_to_the_first(completion_mask.flip(1)).tolist(),
-            prompt_number=prompt_number,
+            prompt_number=prompt_numbers(batch["prompt_ids"], prompt_mask),
             prompt_width=prompt_mask.size(1),
             completion_width=completion_mask.size(1),
         )
+
+
+def prompt_numbers(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[int]:
+    """
+    Number prompts: equal numbers for rows with equal ones.
+
+    Args:
+        prompt_ids (`torch.Tensor` of shape `(rows, P)`): token ids.
+        prompt_mask (`torch.Tensor` of shape `(rows, P)`): 0 for padding.
+    """
+    mask = prompt_mask.cpu()
+    # Also the mask, because a prompt may begin with the token 0
+    prompts = torch.cat([prompt_ids.cpu() * mask, mask], dim=1).numpy()
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts]
 
 
 def _width_to_the_first(mask: torch.Tensor) -> torch.Tensor:
@@ -150,6 +160,7 @@ def forward_by_length(
     rows: torch.Tensor | None,
     cuts_left: bool,
     cuts_right: bool,
+    keeps_groups: bool = False,
     multiple: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None, None]:
@@ -165,6 +176,7 @@ def forward_by_length(
         rows (`torch.Tensor`, *optional*): rows that are computed; `None`: all.
         cuts_left (`bool`): whether padding of prompts is cut.
         cuts_right (`bool`): whether padding of completions is cut.
+        keeps_groups (`bool`, *optional*, defaults to `False`): whether rows with equal prompts stay together.
         multiple (`int`, *optional*): TRL's `pad_to_multiple_of`, a multiple of which each width is.
         **kwargs: further arguments of `forward`.
 
@@ -177,7 +189,15 @@ def forward_by_length(
     mask = attention_mask[rows]
     prompt_lengths = _width_to_the_first(mask[:, :prompt_width].cpu())
     completion_lengths = _width_to_the_first(mask[:, prompt_width:].flip(1).cpu())
-    order = torch.argsort(prompt_lengths + completion_lengths, descending=True, stable=True)
+    by_length = torch.argsort(prompt_lengths + completion_lengths, descending=True, stable=True)
+    order = by_length
+    if keeps_groups:
+        numbers = torch.tensor(prompt_numbers(input_ids[rows, :prompt_width], mask[:, :prompt_width]))
+        # The group of the longest row first
+        place = torch.empty_like(by_length)
+        place[by_length] = torch.arange(len(by_length))
+        first_place = torch.full((len(rows),), len(rows)).scatter_reduce(0, numbers, place, "amin")
+        order = by_length[torch.argsort(first_place[numbers[by_length]], stable=True)]
     result: torch.Tensor | None = None
     for chunk in order.split(batch_size):
         first = 0

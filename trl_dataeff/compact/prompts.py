@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+
+from trl_dataeff.compact.packing import Packing, forward_packed
 
 
 @dataclass(frozen=True)
@@ -29,43 +31,19 @@ class SharedPrompts:
     prompt_of_row: torch.Tensor
 
     @classmethod
-    def of(cls, prompt_numbers: list[int], device: torch.device) -> SharedPrompts | None:
-        """The shared prompts of rows whose prompts have these numbers; `None` if all prompts differ."""
+    def of(cls, prompt_numbers: list[int], device: torch.device) -> SharedPrompts:
+        """The shared prompts of rows whose prompts have these numbers."""
         first_rows: list[int] = []
         place: dict[int, int] = {}
         for row, number in enumerate(prompt_numbers):
             if number not in place:
                 place[number] = len(first_rows)
                 first_rows.append(row)
-        if len(first_rows) == len(prompt_numbers):
-            return None
         prompt_of_row = [place[number] for number in prompt_numbers]
         return cls(
             first_rows=torch.tensor(first_rows, dtype=torch.int64, device=device),
             prompt_of_row=torch.tensor(prompt_of_row, dtype=torch.int64, device=device),
         )
-
-
-def can_share_prompts(model: torch.nn.Module) -> bool:
-    """
-    Whether a model's cache holds keys and values of attention alone, so that a completion can continue from a prompt.
-    """
-    if not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
-        return False
-    if getattr(model, "_is_stateful", False):  # a state-space model
-        return False
-    parameters = inspect.signature(type(model.base_model).forward).parameters
-    layers = DynamicCache(config=model.config).layers
-    holds_attention = all(hasattr(layer, "batch_select_indices") for layer in layers)
-    return holds_attention and _cache_name(parameters) is not None
-
-
-def _cache_name(parameters: Any) -> str | None:
-    """The argument of a model's forward pass that takes a cache; Transformers renames it."""
-    for name in ("past_key_values", "cache"):
-        if name in parameters:
-            return name
-    return None
 
 
 @dataclass(frozen=True)
@@ -110,6 +88,7 @@ class Expected:
 
 
 _EXPECTED_ARGUMENTS = ("input_ids", "attention_mask", "labels")
+_OF_SEQUENCE = ("input_ids", "attention_mask", "position_ids")
 
 
 @contextmanager
@@ -126,8 +105,9 @@ def completions_alone(
     Args:
         model ([`~transformers.PreTrainedModel`]): the policy, without PEFT's or accelerate's wrapping.
         expected ([`Expected`]): the ids and masks of the micro-batch.
-        shared ([`SharedPrompts`], *optional*): rows with equal prompts, which are computed once. There must be neither
-            dropout nor gradient checkpointing. By default each row has its own prompt computed.
+        shared ([`SharedPrompts`], *optional*): rows with equal prompts. All tokens are then computed in one
+            sequence (see `packing.py`), until [`packing.end`]. There must be no dropout. By default each row is a
+            sequence of its own.
         on_other (`Callable`): is called with what is not as expected.
     """
     backbone: Any = model.base_model
@@ -157,7 +137,15 @@ def completions_alone(
             arguments = _by_name(forward, args, kwargs)
             what = arrived.difference(arguments)  # a hook may have come between
             if what is None:
-                return _forward_shared(forward, model.config, expected.completion_width, shared, **arguments)
+                packing = Packing.of(
+                    arrived.input_ids,
+                    arrived.attention_mask,
+                    expected.completion_width,
+                    shared.first_rows,
+                    shared.prompt_of_row,
+                )
+                others = {name: value for name, value in arguments.items() if name not in _OF_SEQUENCE}
+                return forward_packed(forward, model, packing, **others)
             on_other(what)
         outputs = forward(*args, **kwargs)
         outputs.last_hidden_state = outputs.last_hidden_state[:, last_columns]
@@ -207,32 +195,3 @@ def with_positions(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[
 def takes_positions(model: Any) -> bool:
     """Whether a model takes the positions of its tokens."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
-
-
-def _forward_shared(
-    forward: Any,
-    config: Any,
-    completion_width: int,
-    shared: SharedPrompts,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    **options: Any,
-) -> Any:
-    """
-    The backbone's outputs for the last T + 1 tokens of each row, `(rows, T + 1, h)`, with each prompt computed once.
-    """
-    prompt_width = input_ids.size(1) - completion_width
-    cache = DynamicCache(config=config)
-    cache_name = _cache_name(inspect.signature(forward).parameters) or "past_key_values"
-    options = {**options, "use_cache": True, cache_name: cache}
-    prompts = forward(
-        input_ids=input_ids[shared.first_rows, :prompt_width],
-        attention_mask=attention_mask[shared.first_rows, :prompt_width],
-        **options,
-    )
-    cache.batch_select_indices(shared.prompt_of_row)
-    outputs = forward(input_ids=input_ids[:, prompt_width:], attention_mask=attention_mask, **options)
-    last_of_prompts = prompts.last_hidden_state[shared.prompt_of_row, -1:]
-    outputs.last_hidden_state = torch.cat([last_of_prompts, outputs.last_hidden_state], dim=1)
-    outputs[cache_name] = None
-    return outputs

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from trl_dataeff.compact import packing
 from trl_dataeff.compact.check import CHECKED, Check
 from trl_dataeff.compact.exact import (
     computes_old_logps,
@@ -36,8 +37,8 @@ from trl_dataeff.compact.exact import (
 from trl_dataeff.compact.loss_inputs import LossInputs
 from trl_dataeff.compact.metrics import weigh_last
 from trl_dataeff.compact.micro_batches import MicroBatch
-from trl_dataeff.compact.padding import forward_by_length, rows_with_gradient
-from trl_dataeff.compact.prompts import Expected, completions_alone, with_positions
+from trl_dataeff.compact.padding import forward_by_length, prompt_numbers, rows_with_gradient
+from trl_dataeff.compact.prompts import Expected, SharedPrompts, completions_alone, with_positions
 from trl_dataeff.compact.sampler import METRICS as SAMPLER_METRICS
 from trl_dataeff.compact.sampler import SamplerRatio, sampling_metrics
 from trl_dataeff.compact.trial import GradientTrial
@@ -116,6 +117,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss: torch.Tensor = super().training_step(*args, **kwargs)
         finally:
             self._dataeff_in_step = False
+            packing.end()
         if on_cuda and self.accelerator.sync_gradients:
             torch.cuda.synchronize()
         update.step.seconds += time.perf_counter() - started - (update.step.making_seconds - making_before)
@@ -130,6 +132,7 @@ class CompactGRPOTrainer(GRPOTrainer):
     # The loss
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        packing.end()  # of a training loop of the user's own
         started = time.perf_counter()
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         update = self._dataeff_update
@@ -166,12 +169,11 @@ class CompactGRPOTrainer(GRPOTrainer):
             if micro_batch.weights is not None:
                 weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
         update.say_what_is_left_out(partial(obstacles, self))
-        if self.args.gradient_checkpointing:
-            update.advise_on_checkpointing(partial(self._dataeff_situation, gradient_checkpointing=False))
         return loss
 
     def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:
         """TRL's loss of one of its micro-batches, or of what is computed in its place."""
+        packing.end()
         values: Any = computed
         forward: AbstractContextManager[None] = nullcontext()
         if isinstance(computed, MicroBatch):
@@ -221,9 +223,9 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss = self._dataeff_loss(model, micro_batch)
         return loss * micro_batch.factor, trial.logps
 
-    def _dataeff_situation(self, gradient_checkpointing: bool | None = None) -> Situation:
+    def _dataeff_situation(self) -> Situation:
         return Situation(
-            parts=exact_parts(self, gradient_checkpointing),
+            parts=exact_parts(self),
             loss_type=self.loss_type,
             has_kl_term=self.beta != 0.0,
             least_advantage=least_advantage(self),
@@ -395,8 +397,14 @@ class CompactGRPOTrainer(GRPOTrainer):
             if not parts.prompt_scores:
                 return forward(model, ids, mask, width, **options)
             policy = cast(PreTrainedModel, policy_of(self, model))
-            with completions_alone(policy, Expected(ids, mask, width), on_other=self._dataeff_on_other_inputs):
-                return forward(model, ids, mask, width, **options)
+            shared = None
+            if parts.shared_prompts:
+                shared = SharedPrompts.of(prompt_numbers(ids[:, :-width], mask[:, :-width]), ids.device)
+            expected = Expected(ids, mask, width)
+            with completions_alone(policy, expected, shared, self._dataeff_on_other_inputs):
+                outputs = forward(model, ids, mask, width, **options)
+            packing.end()
+            return outputs
 
         return forward_by_length(
             forward_of_chunk,
@@ -407,6 +415,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             rows=rows,
             cuts_left=parts.left_padding,
             cuts_right=parts.right_padding,
+            keeps_groups=parts.shared_prompts,
             multiple=cast("int | None", self.pad_to_multiple_of),
             **kwargs,
         )

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.utils import logging
 from trl import GRPOTrainer
 
+from trl_dataeff.compact import packing
 from trl_dataeff.compact.check import Outcome, in_words
 from trl_dataeff.compact.exact import has_hooks
 from trl_dataeff.compact.micro_batches import MicroBatch
@@ -190,6 +191,7 @@ class GradientTrial:
             with as_before([self.trainer, *modules]), synchronization:
                 yield
         finally:
+            packing.end()
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
             for parameter, gradient in zip(self.parameters, gradients, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +12,12 @@ from transformers.utils import logging
 
 from trl_dataeff.compact.check import CHECKED, Check, Trial
 from trl_dataeff.compact.exact import Parts
-from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, Rows, compact, deal
+from trl_dataeff.compact.micro_batches import Compacted, MicroBatch, Rows, compact
 from trl_dataeff.compact.padding import other_tensors
 from trl_dataeff.compact.present_batch import PresentBatch
 
 
 logger = logging.get_logger(__name__)
-WORTH_MENTIONING = 0.1  # share of the update's tokens
 _WORDS = {
     "zero_rows": "rows without a gradient",
     "left_padding": "padding of prompts",
@@ -130,7 +129,6 @@ class CompactUpdate:
         self._delayed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._present: PresentBatch | None = None
         self._segment: _Segment | None = None
-        self._advised_on_checkpointing = False
         self._met_loss = False  # whether our loss has got a micro-batch of this run
         self._model_seen: int | None = None
         self._has_said_what = False
@@ -319,36 +317,6 @@ class CompactUpdate:
             f"The updates computed {computed:.0%} of the tokens that TRL's would, in {self.run.seconds:,.0f} of the "
             f"{seconds:,.0f} s of training. Generation and rewards took {self.run.making_seconds:,.0f} s."
         )
-
-    def advise_on_checkpointing(self, situation_without: Callable[[], Situation]) -> None:
-        """
-        Say once how much more would be left out without gradient checkpointing, if that is much. A collective.
-
-        Args:
-            situation_without (`Callable`): what decides how micro-batches are computed without it.
-        """
-        segment = self._segment
-        present = self._present
-        if self._advised_on_checkpointing or present is None or segment is None or segment.compacted is None:
-            return
-        situation = situation_without()
-        if not (self.check.kept & situation.parts).shared_prompts:
-            self._advised_on_checkpointing = True
-            return
-        parts = replace(segment.parts, shared_prompts=True)
-        batches = present.buffered[segment.start : segment.start + segment.length]
-        rows = Rows(batches, situation.loss_type, situation.least_advantage)
-        own = sum(each.tokens for each in deal(rows, parts, self.accelerator, situation.multiple))
-        counted = torch.tensor([own], dtype=torch.int64, device=self.accelerator.device)
-        tokens = int(self.accelerator.gather(counted).sum())
-        share = 1 - tokens / segment.compacted.tokens
-        if share >= WORTH_MENTIONING:
-            self.say_once(
-                f"`gradient_checkpointing=False` would save a further {share:.0%} of the update's tokens: the prompt "
-                "of a group could be computed once. It needs more memory for activations."
-            )
-        # These micro-batches do not tell where no rows with a gradient have the same prompt
-        self._advised_on_checkpointing = tokens < segment.compacted.tokens
 
     def _say_of_other_micro_batches(self) -> None:
         self.say_once(
