@@ -155,7 +155,7 @@ class Packing:
         sees = (distance >= 0) & self.attended_prompts[:, None, :]
         if window is not None:
             sees = sees & (distance < window)
-        return self._additive("prompts", window, sees, like)
+        return self._additive(sees, like)
 
     def mask_of_completions(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """What completion tokens attend to, of their prompt and themselves: `(R, 1, T, P + T)`, likewise."""
@@ -170,10 +170,11 @@ class Packing:
         sees = torch.cat([sees_prompt, sees_own], dim=2)
         if window is not None:
             sees = sees & (torch.cat([prompt_distance, own_distance], dim=2) < window)
-        return self._additive("completions", window, sees, like)
+        return self._additive(sees, like)
 
-    def _additive(self, name: str, window: int | None, sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return torch.where(sees, 0.0, torch.finfo(like.dtype).min).to(like.dtype).unsqueeze(1)
+    def _additive(self, sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
+        return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
 
     def cached(self, name: str, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """A mask, made once for all layers."""
