@@ -1,5 +1,6 @@
 r"""
-Makes a column of success rates: a model answers every prompt of a dataset a few times, with vLLM.
+Makes a column of success rates: a model answers every prompt of GSM8K a few times, with vLLM. For another dataset,
+change `make_conversation` and the reward.
 
     python examples/success_rates.py \
         --model_name_or_path Qwen/Qwen2.5-1.5B-Instruct --dataset_name openai/gsm8k --dataset_config main \
@@ -76,6 +77,9 @@ def with_transformers(options: argparse.Namespace) -> Generate:
                 **inputs,
                 do_sample=True,
                 temperature=options.temperature,
+                top_k=0,  # as in a run, whatever the model's own settings are
+                top_p=1.0,
+                repetition_penalty=1.0,
                 max_new_tokens=options.max_completion_length,
                 num_return_sequences=options.samples,
                 pad_token_id=tokenizer.pad_token_id,
@@ -132,6 +136,8 @@ if __name__ == "__main__":
     # It compares with the number after #### in the column `answer`
     rates = success_rates(dataset, texts, numeric_answer_reward)
     known = [rate for rate in rates if rate is not None]
+    if not known:
+        raise SystemExit("No completion got a reward: the reward function does not find what it compares with.")
     dataset.add_column("success_rate", rates).to_parquet(f"{options.output}/train.parquet")
     effective = sum(0 < rate < 1 for rate in known)
     print(

@@ -13,7 +13,7 @@ from tests.factories.comparison import assert_identical, messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
+from trl_dataeff.selection import DotsSelector, GresoSelector, PaperDotsSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
 from trl_dataeff.validation import (
@@ -106,6 +106,12 @@ def test_fields_that_change_after_the_trainer_was_made_are_named():
     check_unchanged(made_with, GRPOConfig("out", use_cpu=True, bf16=False))
     with pytest.raises(UserError, match="`replay='off'` would have no effect: the trainer was made with 'fill'"):
         check_unchanged(made_with, config(selection="dots"))
+
+
+def test_dots_as_published_needs_embeddings():
+    for given, selector in (({"selection": "dots_paper"}, None), ({}, PaperDotsSelector())):
+        with pytest.raises(ValueError, match="`prompt_embedding` is None"):
+            resolve_selector(config(prompt_embedding=None, **given), selector)
 
 
 def test_reference_rollouts_that_cannot_be_generated():

@@ -230,8 +230,6 @@ def problems_of_fields(config: Any) -> Iterator[str]:
     embedding = config.prompt_embedding
     if embedding is not None and (not isinstance(embedding, str) or embedding == ""):
         yield f"`prompt_embedding` is {embedding!r}; it takes 'policy', the id or path of a model, or `None`."
-    if embedding is None and config.selection == "dots_paper":
-        yield "`prompt_embedding` is None, and `selection='dots_paper'` predicts from embeddings alone. Name a model."
     for name in ("success_rate_column", "stratify_by"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or value == ""):

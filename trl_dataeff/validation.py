@@ -73,6 +73,11 @@ def resolve_selector(
             f"{type(selector).__name__} needs reference rollouts, not possible with {reason}. Use "
             "`selection='uniform'` or `'dots'`."
         )
+    if isinstance(selector, PaperDotsSelector) and args.prompt_embedding is None:
+        raise ValueError(
+            "`prompt_embedding` is None, and DOTS as published predicts from embeddings alone. Name a model, or use "
+            "`selection='dots'`."
+        )
     reference_size = getattr(selector, "reference_size", world_size)
     if reference_size < world_size:
         raise ValueError(
@@ -209,7 +214,7 @@ def known_columns(
     Raises:
         `UserError`: a column is missing, or has other values than it should.
     """
-    is_used = _reads_columns(args, selector)
+    is_used = reads_columns(args, selector)
     rates = args.success_rate_column if is_used else None
     kinds = args.stratify_by if is_used else None
     return {
@@ -218,7 +223,7 @@ def known_columns(
     }
 
 
-def _reads_columns(args: DataEfficientGRPOConfig, selector: Selector | None) -> bool:
+def reads_columns(args: DataEfficientGRPOConfig, selector: Selector | None) -> bool:
     """Whether the selector may use what the dataset says about its prompts: one of the user's own, or DOTS."""
     if selector is None:
         return args.selection not in ("uniform", "greso", "dots_paper")
@@ -354,7 +359,7 @@ def _unused_fields(args: DataEfficientGRPOConfig, selector: Selector | None) -> 
         yield "rollout_margin", "`max_rollout_rounds` above 1"
     if selector is None and args.selection in ("uniform", "greso"):
         yield "prompt_embedding", "`selection='dots'`"
-    if not _reads_columns(args, selector):
+    if not reads_columns(args, selector):
         yield "success_rate_column", "`selection='dots'`"
         yield "stratify_by", "`selection='dots'`"
     if selector is None and args.selection == "uniform":

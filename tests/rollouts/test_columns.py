@@ -1,5 +1,7 @@
 """Columns that selection reads: what their values become, and what is refused."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -20,6 +22,9 @@ def dataset(**columns) -> Dataset:
         ([0.25, None, float("nan")], [0.25, np.nan, np.nan]),
         ([1, 0, None], [1, 0, np.nan]),
         ([True, False, True], [1, 0, 1]),
+        ([True, None, False], [1, np.nan, 0]),
+        ([Decimal("0.25"), None, Decimal(1)], [0.25, np.nan, 1]),
+        ([1.000001, -0.000001, 0.5], [1, 0, 0.5]),
     ],
 )
 def test_rates(values, expected):
@@ -32,8 +37,7 @@ def test_rows_that_were_shuffled_chosen_and_transformed_are_read_in_their_order(
     rows = dataset(rate=[0.0, 0.25, 0.5, 0.75, 1.0], kind=["a", "b", "a", "c", "c"]).select([4, 1, 3, 0])
     rows.set_transform(lambda batch: {"prompt": batch["prompt"]})
     np.testing.assert_array_equal(read_success_rates(rows, "rate"), [1, 0.25, 0.75, 0])
-    with pytest.raises(UserError, match="single prompt"):
-        read_kinds(rows, "kind")
+    np.testing.assert_array_equal(read_kinds(rows, "kind"), [0, 1, 0, 2])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,8 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest_name(read):
         ([3, 3, 1, 1], [0, 0, 1, 1]),
         (["a", None, None, "a"], [0, 1, 1, 0]),
         (["a", "a", "a", "a"], [0, 0, 0, 0]),
+        (["a", "a", "b", "b", "c"], [0, 0, 1, 1, 2]),
+        (["a"], [0]),
     ],
 )
 def test_kinds(values, expected):

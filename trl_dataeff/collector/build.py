@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -295,11 +295,13 @@ def run_settings(
         predictor = type(predictor).__name__
     elif predictor not in (None, *PREDICTORS):
         predictor = "a saved predictor"  # its folder may have moved
+    # A configuration without these fields has no such selector by name
+    reads_columns = selector is not None and validation.reads_columns(cast(Any, config), selector)
     return {
         "selector": None if selector is None else type(selector).__name__,
         "predictor": predictor,
-        "success_rate_column": getattr(config, "success_rate_column", None),
-        "stratify_by": getattr(config, "stratify_by", None),
+        "success_rate_column": getattr(config, "success_rate_column", None) if reads_columns else None,
+        "stratify_by": getattr(config, "stratify_by", None) if reads_columns else None,
         "num_generations": config.num_generations,
         "reward_functions": list(reward_names),
         "use_vllm": config.use_vllm,

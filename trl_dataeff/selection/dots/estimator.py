@@ -86,7 +86,7 @@ class Weights:
 def column_difficulty(success_rates: np.ndarray) -> RollingDifficulty:
     """
     Predictions from a column of success rates: a logistic regression on their logits, which begins with the rates as
-    they are, and follows the run's groups. Prompts without a rate have an intercept of their own.
+    they are, and follows the run's groups. Prompts without a rate begin at the mean, with an intercept of their own.
 
     Args:
         success_rates (`np.ndarray` of shape `(N,)`): in [0, 1], or NaN.
@@ -98,12 +98,14 @@ def column_difficulty(success_rates: np.ndarray) -> RollingDifficulty:
     clipped = np.clip(success_rates, KNOWN_CLIP, 1 - KNOWN_CLIP)
     logits = np.log(clipped) - np.log1p(-clipped)
     features = np.stack([np.where(missing, 0.0, logits), missing], axis=1).astype(np.float32)  # (N, 2)
+    mean = np.clip(np.nanmean(success_rates), KNOWN_CLIP, 1 - KNOWN_CLIP)
+    level = float(np.log(mean) - np.log1p(-mean))  # at which prompts without a rate begin
     predictor = LogisticDifficultyPredictor(components=2)
     predictor.load_tensors(
         {
             "mean": torch.zeros(2),
             "basis": torch.eye(2),
-            "coefficients": torch.tensor([1.0, 0.0]),
+            "coefficients": torch.tensor([1.0, level]),
             "intercept": torch.zeros(1),
         }
     )
@@ -140,6 +142,21 @@ class PromptEstimator:
     def fitted(self) -> bool:
         """Whether the estimates rest on groups, of this run or of an earlier one, or on a column."""
         return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0 or self.known is not None
+
+    @property
+    def passes(self) -> float:
+        """Groups observed, as a multiple of the number of prompts."""
+        return self._passes
+
+    def own_means(self) -> np.ndarray:
+        """The mean rate of each prompt's own groups, float32 `(N,)`; NaN for a prompt without."""
+        trials = self.history.trials[-1]
+        return np.divide(self.history.successes[-1], trials, out=np.full_like(trials, np.nan), where=trials > 0)
+
+    def forget_trust(self) -> None:
+        """Trust all sources and pairs alike again."""
+        self._pairs.log_weights = np.zeros_like(self._pairs.log_weights)
+        self._sources.log_weights = np.zeros_like(self._sources.log_weights)
 
     def posteriors(
         self, ids: np.ndarray | slice = slice(None), pairs: np.ndarray | slice = slice(None)

@@ -138,7 +138,9 @@ class PromptPass:
         Returns:
             `torch.Tensor` of shape `(N,)`: the log-weights, -inf for the prompts of the present passes.
         """
-        weights = log_weights.exp()
+        largest = torch.full((len(counts),), -torch.inf, dtype=log_weights.dtype)
+        largest = largest.scatter_reduce(0, self.kinds, log_weights, "amax")
+        weights = (log_weights - largest[self.kinds]).exp()  # of a sharp draw all may be too small for a float
         left = ~self.drawn
         share_left = self._of_kinds(weights * left) / self._of_kinds(weights)
         available = self._of_kinds((left & ~excluded).double())

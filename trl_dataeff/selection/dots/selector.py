@@ -42,6 +42,7 @@ logger = logging.get_logger(__name__)
 #: Bounds of the probability that a group is effective: every prompt keeps a chance to be drawn.
 LOWEST_CHANCE = 1e-6
 HIGHEST_CHANCE = 1 - 1e-6
+UNSCORED_HALF_LIFE = np.float32(4.0)  # passes after which a group without a score counts half
 REVERSED = -0.3  # correlation of success with a column of success rates, below which it most likely has difficulties
 SEEN_PROMPTS = 64  # prompts from which that is judged
 
@@ -90,16 +91,17 @@ class DotsSelector(PredictingSelector):
         self.success, self.effective = self._new_estimators()
         self.graded = False
         self._totals = np.empty(0, dtype=np.float32)  # the lowest different total rewards so far, at most three
-        # By prompt: how many of its latest groups, in a row, no reward function scored
-        self._unscored = np.zeros(context.num_prompts, dtype=np.int16)
+        # By prompt: how many of its latest groups, in a row, no reward function scored, as faded at the last of them
+        self._unscored = np.zeros(context.num_prompts, dtype=np.float32)
+        self._unscored_at = np.zeros(context.num_prompts, dtype=np.float32)  # passes
         self._columns = hash_json(context.known_rates, context.kinds)
         kinds = context.kinds if context.kinds is not None else np.zeros(context.num_prompts, dtype=np.int64)
         self._kinds = torch.from_numpy(kinds)
         self._pass = PromptPass(self._kinds)
         self._shares = KindShares(self._kinds)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
+        self._uniform_ratio = float("nan")  # effective groups of uniform draws, at the latest proposal
         self._num_seen = 0  # prompts that have had a group, as far as groups are kept
-        self._mean_chance = float("nan")  # over all prompts, at the latest proposal
         if self.history_from is not None and not context.resumed:
             self._start_from_earlier_run(self.history_from)
 
@@ -143,8 +145,13 @@ class DotsSelector(PredictingSelector):
         else:
             chances = self.success.chances(self.context.group_size)
         # A group without a score has no gradient either, and says nothing about the success rate
-        chances = chances * 0.5 ** torch.from_numpy(self._unscored).double()
+        chances = chances * 0.5 ** torch.from_numpy(self._faded_unscored()).double()
         return chances.clamp(LOWEST_CHANCE, HIGHEST_CHANCE)
+
+    def _faded_unscored(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Groups of prompts without a score, in a row. They fade: a reward may come back."""
+        age = np.float32(self.success.passes) - self._unscored_at[ids]
+        return self._unscored[ids] * np.exp2(-age / UNSCORED_HALF_LIFE)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         self.follow_range()
@@ -161,7 +168,8 @@ class DotsSelector(PredictingSelector):
         if num_others >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
         chances = self.chances()
-        self._mean_chance = float(chances.mean())
+        own = torch.from_numpy(self.effective.own_means()).double()
+        self._uniform_ratio = float(torch.where(own.isnan(), chances, own).mean())
         log_weights = log_weights_of(chances, self._kinds, self.sharpness)
         num_available = torch.bincount(self._kinds[~excluded], minlength=len(self._shares.due))
         counts = self._shares.take(n, num_available)
@@ -182,11 +190,12 @@ class DotsSelector(PredictingSelector):
         is_effective = np.array([group.effective for group in groups], dtype=np.float32)
         has_no_score = np.isnan(rates)
         is_effective[has_no_score] = np.nan
-        self._unscored[ids] = np.where(has_no_score, self._unscored[ids] + 1, 0)
-
         self.record.add(self.predict(ids), rates)
         self.success.observe(ids, rates, num_scored, self.batch)
         self.success.refresh()
+        if not has_no_score.all():  # else the rewards are at fault, and no prompt
+            self._unscored[ids] = np.where(has_no_score, self._faded_unscored(ids) + 1, 0)
+            self._unscored_at[ids] = self.success.passes
         self._warn_of_difficulties()
         one_each = np.ones_like(num_scored)
         self.effective.observe(ids, is_effective, one_each, self.batch)
@@ -217,6 +226,8 @@ class DotsSelector(PredictingSelector):
         totals = np.concatenate([self._totals, *(group.totals for group in groups)])
         self._totals = lowest_different(totals, 3)
         self.graded = len(self._totals) > 2
+        if self.graded:
+            self.effective.forget_trust()  # until now nothing was predicted from groups
 
     def rescale(self, scale: float, offset: float) -> None:
         super().rescale(scale, offset)
@@ -224,10 +235,11 @@ class DotsSelector(PredictingSelector):
 
     def metrics(self) -> dict[str, float]:
         """
-        `predictor/pearson`, and `uniform_effective_ratio`: the share of effective groups that uniform draws would find
-        now, as estimated. By how much `dataeff/effective_ratio` is above it, selection gains.
+        `predictor/pearson`, and `uniform_effective_ratio`: about the share of effective groups that uniform draws
+        would find. Each prompt counts once, by its own groups so far, or by its chance if it has none. By how much
+        `dataeff/effective_ratio` is above it, selection gains.
         """
-        return self.record.metrics() | {"uniform_effective_ratio": self._mean_chance}
+        return self.record.metrics() | {"uniform_effective_ratio": self._uniform_ratio}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
@@ -238,7 +250,8 @@ class DotsSelector(PredictingSelector):
             "due": self._shares.due.numpy().copy(),
             "totals": self._totals.copy(),
             "unscored": self._unscored.copy(),
-            "mean_chance": self._mean_chance,
+            "unscored_at": self._unscored_at.copy(),
+            "uniform_ratio": self._uniform_ratio,
             "success": self.success.state_dict(),
             "effective": self.effective.state_dict(),
         }
@@ -257,7 +270,8 @@ class DotsSelector(PredictingSelector):
             )
         self._totals = state["totals"].copy()
         self._unscored = state["unscored"].copy()
-        self._mean_chance = state["mean_chance"]
+        self._unscored_at = state["unscored_at"].copy()
+        self._uniform_ratio = state["uniform_ratio"]
         self.success.load_state_dict(state["success"], predictor=self.same_embeddings)
         self.effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
         self._num_seen = len(self.success.difficulty.ids)
