@@ -88,7 +88,7 @@ def test_of_this_package_it_imports_nothing_but_utils():
     ("options", "left_out", "others"),
     [
         ({}, ["rows without a gradient", "repeated prompts"], []),
-        ({"gradient_checkpointing": True}, ["rows without a gradient"], ["repeated prompts (gradient checkpointing)"]),
+        ({"gradient_checkpointing": True}, ["rows without a gradient", "repeated prompts"], []),
         ({"beta": 0.1}, ["repeated prompts"], ["rows without a gradient (`beta`)"]),
     ],
     ids=str,

@@ -385,10 +385,17 @@ def loss_of(batch: dict, loss_type: str) -> float:
 
 
 def tokens_of(micro_batch: MicroBatch) -> int:
-    """Tokens that a pass computes."""
+    """Tokens that a pass computes: padded rows, or each prompt once and completions, from first to last token."""
     inputs = micro_batch.inputs
-    num_prompts = len(inputs["prompt_ids"]) if micro_batch.shared is None else len(micro_batch.shared.first_rows)
-    return num_prompts * inputs["prompt_ids"].size(1) + inputs["completion_ids"].numel()
+    if micro_batch.shared is None:
+        return inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+    prompts = inputs["prompt_mask"][micro_batch.shared.first_rows]
+    return span(prompts.flip(1)) + span(inputs["completion_mask"])
+
+
+def span(masks: torch.Tensor) -> int:
+    """Columns up to the last 1 of each row, of all rows."""
+    return sum(max((i + 1 for i, value in enumerate(row) if value), default=0) for row in masks.tolist())
 
 
 def largest(batches: list[dict]) -> int:

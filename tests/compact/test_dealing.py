@@ -13,18 +13,22 @@ from trl_dataeff.compact.padding import RowLengths
 PARTS = Parts(
     zero_rows=True, exchange=True, left_padding=True, right_padding=True, shared_prompts=True, prompt_scores=True
 )
+APART = PARTS.without(["shared_prompts"])
 
 
 def test_rows_are_dealt_so_that_few_tokens_are_computed():
     """By hand: four rows of two prompts, in micro-batches of two."""
     lengths = RowLengths([9, 1, 9, 1], [1, 9, 9, 1], [0, 1, 0, 1], prompt_width=9, completion_width=9)
-    apart = PARTS.without(["shared_prompts"])
-    deals = deal_rows(range(4), 2, lengths, apart)
+    deals = deal_rows(range(4), 2, lengths, APART)
     # By length: rows 2 and 0 (2 * (9 + 9)), 1 and 3 (2 * (1 + 9)). By completion: 2 and 1, 0 and 3: 2 * 18 + 2 * 10
     assert [(deal.rows, deal.tokens) for deal in deals] == [([2, 0], 36), ([1, 3], 20)]
     shared = deal_rows(range(4), 2, lengths, PARTS)
-    assert [(deal.rows, deal.shares, deal.tokens) for deal in shared] == [([2, 0], True, 27), ([1, 3], False, 20)]
-    alone = deal_rows(range(4), 2, lengths, apart.without(["left_padding", "right_padding"]))
+    # In one sequence: prompt 0 with 9 + 9 tokens of completions, prompt 1 with 9 + 1
+    assert [(sorted(deal.rows), deal.packs, deal.tokens) for deal in shared] == [
+        ([0, 2], True, 9 + 18),
+        ([1, 3], True, 1 + 10),
+    ]
+    alone = deal_rows(range(4), 2, lengths, APART.without(["left_padding", "right_padding"]))
     assert sum(deal.tokens for deal in alone) == 4 * 18
 
 
@@ -35,13 +39,13 @@ def test_widths_are_multiples_of_what_trl_pads_to():
 
 
 def tokens_by_hand(rows, lengths: RowLengths, share: bool) -> int:
-    """Tokens that a micro-batch computes."""
+    """Tokens that a micro-batch computes: padded, or each prompt once and no padding."""
+    if share:
+        prompts = {lengths.prompt_number[row]: lengths.prompt[row] for row in rows}
+        return sum(prompts.values()) + sum(lengths.completion[row] for row in rows)
     prompt = max(1, *(lengths.prompt[row] for row in rows))
     completion = max(1, *(lengths.completion[row] for row in rows))
-    tokens = len(rows) * (prompt + completion)
-    prompts = len({lengths.prompt_number[row] for row in rows})
-    saved = (len(rows) - prompts) * prompt
-    return tokens - saved if share and saved and saved >= tokens / 10 else tokens
+    return len(rows) * (prompt + completion)
 
 
 def keeps_to(limits: Limits, rows, lengths: RowLengths) -> bool:
@@ -79,7 +83,7 @@ def rows_of_groups(draw):
 def test_no_order_of_rows_within_the_limits_computes_fewer_tokens(case, share):
     """Against every way to cut the orders by length and by completion."""
     lengths, size, num_batches, rows = case
-    parts = PARTS if share else PARTS.without(["shared_prompts"])
+    parts = PARTS if share else APART
     of_trl = [range(start, start + size) for start in range(0, size * num_batches, size)]
     limits = Limits.of_trl(lengths, of_trl)
     deals = deal_rows(rows, num_batches, lengths, parts, limits=limits)
@@ -109,9 +113,9 @@ def test_a_micro_batch_of_long_completions_has_fewer_rows():
     lengths = RowLengths([2] * 6, [20, 10, 10, 20, 10, 10], list(range(6)), prompt_width=2, completion_width=20)
     limits = Limits.of_trl(lengths, [[0, 1, 2], [3, 4, 5]])
     assert limits == Limits(padded_tokens=66, completion_tokens=40)
-    deals = deal_rows(range(6), 2, lengths, PARTS, limits=limits)
+    deals = deal_rows(range(6), 2, lengths, APART, limits=limits)
     assert [(sorted(deal.rows), deal.tokens) for deal in deals] == [([1, 2, 4, 5], 48), ([0, 3], 44)]
-    even = deal_rows(range(6), 2, lengths, PARTS)
+    even = deal_rows(range(6), 2, lengths, APART)
     assert [len(deal.rows) for deal in even] == [3, 3]
 
 
@@ -120,7 +124,7 @@ def test_where_long_completions_cannot_be_apart_the_columns_are_still_limited():
     lengths = RowLengths([2] * 6, [20, 2, 2, 20, 2, 2], list(range(6)), prompt_width=2, completion_width=20)
     limits = Limits.of_trl(lengths, [[0, 1, 2], [3, 4, 5]])
     assert limits == Limits(padded_tokens=66, completion_tokens=24)
-    deals = deal_rows(range(6), 2, lengths, PARTS, limits=limits)
+    deals = deal_rows(range(6), 2, lengths, APART, limits=limits)
     assert [(sorted(deal.rows), deal.tokens) for deal in deals] == [([0, 3], 44), ([1, 2, 4, 5], 16)]
 
 
