@@ -170,7 +170,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
             "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, and "
             "all but one computation of a prompt in a micro-batch. The weights are TRL's up to rounding. A part that "
             "is not exact with a loss or a model is off. The first update computes the gradient of a few rows both "
-            "ways, and a line says what is off. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
+            "ways, and a line says what is off."
         },
     )
 

@@ -23,10 +23,10 @@ def test_rows_are_dealt_so_that_few_tokens_are_computed():
     # By length: rows 2 and 0 (2 * (9 + 9)), 1 and 3 (2 * (1 + 9)). By completion: 2 and 1, 0 and 3: 2 * 18 + 2 * 10
     assert [(deal.rows, deal.tokens) for deal in deals] == [([2, 0], 36), ([1, 3], 20)]
     shared = deal_rows(range(4), 2, lengths, PARTS)
-    # In one sequence: prompt 0 with 9 + 9 tokens of completions, prompt 1 with 9 + 1
+    # In one sequence: each prompt with its completions of 1 and 9 tokens
     assert [(sorted(deal.rows), deal.packs, deal.tokens) for deal in shared] == [
-        ([0, 2], True, 9 + 18),
-        ([1, 3], True, 1 + 10),
+        ([0, 2], True, 19),
+        ([1, 3], True, 11),
     ]
     alone = deal_rows(range(4), 2, lengths, APART.without(["left_padding", "right_padding"]))
     assert sum(deal.tokens for deal in alone) == 4 * 18

@@ -324,6 +324,7 @@ class _Chosen:
             self.completion_width if parts.right_padding else self.lengths.completion_width,
             packs=parts.shared_prompts,
             tokens=0,
+            multiple=self.multiple,
         )
         factor = self.all_rows.share(rows, self.rows)
         micro_batch = self.all_rows.micro_batch(deal, factor, scores_completions=parts.prompt_scores)

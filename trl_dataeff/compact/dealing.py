@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Deal:
         completion_width: columns of the completions.
         packs: whether its tokens are one sequence, without padding, and with prompts that are equal once.
         tokens: tokens that the forward pass computes.
+        multiple: TRL's `pad_to_multiple_of`, a multiple of which the sequence is.
     """
 
     rows: list[int]
@@ -36,6 +38,7 @@ class Deal:
     completion_width: int
     packs: bool
     tokens: int
+    multiple: int | None = None
 
     @property
     def padded_tokens(self) -> int:
@@ -78,6 +81,7 @@ class _Costs:
         completion_tokens: tokens of each completion, `(rows,)`.
         prompt_number: equal for rows with equal prompts, `(rows,)`.
         packs: whether the tokens of a micro-batch are one sequence.
+        multiple: TRL's `pad_to_multiple_of`.
     """
 
     prompt: np.ndarray
@@ -86,6 +90,7 @@ class _Costs:
     completion_tokens: np.ndarray
     prompt_number: np.ndarray
     packs: bool
+    multiple: int | None
 
     @classmethod
     def of(cls, lengths: RowLengths, parts: Parts, multiple: int | None) -> _Costs:
@@ -103,6 +108,7 @@ class _Costs:
             completion_tokens=np.array(lengths.completion),
             prompt_number=np.array(lengths.prompt_number),
             packs=parts.shared_prompts,
+            multiple=multiple,
         )
 
     def deal(self, rows: Sequence[int]) -> Deal:
@@ -114,7 +120,12 @@ class _Costs:
         if self.packs:
             _, first_places = np.unique(self.prompt_number[own], return_index=True)
             tokens = int(self.prompt_tokens[own][first_places].sum() + self.completion_tokens[own].sum())
-        return Deal(own, prompt_width, completion_width, self.packs, tokens)
+            tokens = self._rounded_up(tokens)
+        return Deal(own, prompt_width, completion_width, self.packs, tokens, self.multiple)
+
+    def _rounded_up(self, tokens: Any) -> Any:
+        """Tokens of a sequence, or of several, with what completes a multiple."""
+        return tokens if self.multiple is None else -(-tokens // self.multiple) * self.multiple
 
     def of_neighbors(self, order: Sequence[int], most_rows: int, limits: Limits) -> np.ndarray:
         """
@@ -145,7 +156,7 @@ class _Costs:
             is_new_prompt = last_place[added] < np.arange(num_rows - n + 1)
             of_prompts = of_prompts[firsts] + np.where(is_new_prompt, prompt_tokens[added], 0)
             padded = n * (prompt_width + completion_width)
-            tokens = of_prompts + scored if self.packs else padded
+            tokens = self._rounded_up(of_prompts + scored) if self.packs else padded
             fits = padded <= limits.padded_tokens
             fits &= scored <= limits.completion_tokens
             costs[n:, n - 1] = np.where(fits, tokens, np.inf)

@@ -90,7 +90,8 @@ class Rows:
         inputs = rows_of(self.joined, rows, prompt_width=deal.prompt_width, completion_width=deal.completion_width)
         shared = None
         if deal.packs:
-            shared = SharedPrompts.of([self.lengths.prompt_number[row] for row in deal.rows], rows.device)
+            numbers = [self.lengths.prompt_number[row] for row in deal.rows]
+            shared = SharedPrompts.of(numbers, rows.device, deal.multiple)
         return MicroBatch(inputs, factor, weights, scores_completions, shared)
 
     def factor(self, rows: Sequence[int]) -> torch.Tensor:

@@ -89,6 +89,7 @@ class Packing:
         completion_width: int,
         first_rows: torch.Tensor,
         prompt_of_row: torch.Tensor,
+        multiple: int | None = None,
     ) -> Packing:
         """
         Pack a micro-batch.
@@ -100,6 +101,7 @@ class Packing:
             completion_width (`int`): T.
             first_rows (`torch.Tensor` of shape `(m,)`): a row with each of the different prompts.
             prompt_of_row (`torch.Tensor` of shape `(R,)`): which of these each row has.
+            multiple (`int`, *optional*): N is a multiple of it; the last tokens may be padding then.
         """
         width = input_ids.size(1) - completion_width
         attended = attention_mask.bool()
@@ -120,6 +122,10 @@ class Packing:
         ids = torch.cat(
             [input_ids[first_rows, :width][are_prompts], input_ids[:, width:][are_completions]],
         )
+        if multiple is not None:
+            missing = (0, -len(ids) % multiple)
+            ids = torch.nn.functional.pad(ids, missing)
+            positions = torch.nn.functional.pad(positions, missing)
         lengths = torch.cat([prompt_lengths, completion_lengths])
         starts = lengths.cumsum(0) - lengths
         prompts, tokens_of_prompts = _places(starts[: len(first_rows)], prompt_lengths)
@@ -297,13 +303,10 @@ def _attention(
         packing.cached("completions", window, query),
         **kwargs,
     )
-    states = torch.cat(
-        [
-            of_prompts.flatten(0, 1).index_select(0, packing.tokens_of_prompts),
-            of_completions.flatten(0, 1).index_select(0, packing.tokens_of_completions),
-        ]
-    )
-    return states.unsqueeze(0), None
+    prompts = of_prompts.flatten(0, 1).index_select(0, packing.tokens_of_prompts)
+    completions = of_completions.flatten(0, 1).index_select(0, packing.tokens_of_completions)
+    padding = prompts.new_zeros(packing.num_tokens - len(prompts) - len(completions), *prompts.shape[1:])
+    return torch.cat([prompts, completions, padding]).unsqueeze(0), None
 
 
 def _by_row(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

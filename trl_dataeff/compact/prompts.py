@@ -25,13 +25,15 @@ class SharedPrompts:
     Attributes:
         first_rows: a row with each of the m different prompts, int64 of shape `(m,)`.
         prompt_of_row: which of these prompts each row has, int64 of shape `(rows,)`.
+        multiple: TRL's `pad_to_multiple_of`, a multiple of which the sequence of all tokens is.
     """
 
     first_rows: torch.Tensor
     prompt_of_row: torch.Tensor
+    multiple: int | None = None
 
     @classmethod
-    def of(cls, prompt_numbers: list[int], device: torch.device) -> SharedPrompts:
+    def of(cls, prompt_numbers: list[int], device: torch.device, multiple: int | None = None) -> SharedPrompts:
         """The shared prompts of rows whose prompts have these numbers."""
         first_rows: list[int] = []
         place: dict[int, int] = {}
@@ -43,6 +45,7 @@ class SharedPrompts:
         return cls(
             first_rows=torch.tensor(first_rows, dtype=torch.int64, device=device),
             prompt_of_row=torch.tensor(prompt_of_row, dtype=torch.int64, device=device),
+            multiple=multiple,
         )
 
 
@@ -143,6 +146,7 @@ def completions_alone(
                     expected.completion_width,
                     shared.first_rows,
                     shared.prompt_of_row,
+                    shared.multiple,
                 )
                 others = {name: value for name, value in arguments.items() if name not in _OF_SEQUENCE}
                 return forward_packed(forward, model, packing, **others)

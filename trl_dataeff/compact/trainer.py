@@ -399,7 +399,8 @@ class CompactGRPOTrainer(GRPOTrainer):
             policy = cast(PreTrainedModel, policy_of(self, model))
             shared = None
             if parts.shared_prompts:
-                shared = SharedPrompts.of(prompt_numbers(ids[:, :-width], mask[:, :-width]), ids.device)
+                multiple = cast("int | None", self.pad_to_multiple_of)
+                shared = SharedPrompts.of(prompt_numbers(ids[:, :-width], mask[:, :-width]), ids.device, multiple)
             expected = Expected(ids, mask, width)
             with completions_alone(policy, expected, shared, self._dataeff_on_other_inputs):
                 outputs = forward(model, ids, mask, width, **options)
