@@ -3,6 +3,7 @@
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from trl import GRPOTrainer
@@ -239,5 +240,7 @@ def test_a_loss_that_calls_itself_within_is_scaled_once(monkeypatch, tmp_path):
     options = {**REUSE, "loss_type": "grpo", "rewards": partly_learnable_reward}
     once = run(tmp_path / "a", **options)
     twice = run(tmp_path / "b", ours_on(monkeypatch, tmp_path, AgainWithin), **options)
-    assert logged(once, "loss", "grad_norm") == logged(twice, "loss", "grad_norm")
+    # The second computes rows without a gradient, too, which changes rounding
+    names = ("loss", "grad_norm")
+    np.testing.assert_allclose(logged(twice, *names), logged(once, *names), rtol=1e-5, atol=1e-7)
     assert any(norm for (norm,) in logged(once, "grad_norm"))
