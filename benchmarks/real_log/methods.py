@@ -30,7 +30,7 @@ class PerfectDots(DotsSelector):
 
 
 def _published(log: Log, now: Callable[[], float]) -> Selector:
-    # The paper's 256 references for 512 prompts are half a batch, in every second batch; a batch has 8 prompts or more
+    # Half a batch of 64 prompts, as the paper's 256 of 512; fewer would be too few to predict from
     return PaperDotsSelector(reference_size=32, predictor="logistic")
 
 

@@ -134,7 +134,6 @@ class Replayed:
     Attributes:
         ids (`np.ndarray` of shape `(T, n)`): int64, prompts by generation batch.
         effective (`np.ndarray` of shape `(T, n)`): bool, whether their groups had a gradient.
-        references (`int`): groups that were generated besides.
         rates (`np.ndarray` of shape `(T, N)`): float32, the selector's predicted success rates of all prompts, before
             each batch; NaN if it makes none.
         chances (`np.ndarray` of shape `(T, N)`): float32, its estimates that groups have a gradient, likewise.
@@ -143,7 +142,6 @@ class Replayed:
 
     ids: np.ndarray
     effective: np.ndarray
-    references: int
     rates: np.ndarray
     chances: np.ndarray
     observed: np.ndarray
@@ -185,15 +183,17 @@ def replay(method: Method, log: Log, setting: Setting, seed: int) -> Replayed:
     )
     generator = torch.Generator().manual_seed(seed)
     everything = np.arange(len(log))
-    drawn, effective, chances, rates, observed = [], [], [], [], []
-    num_references = 0
+    drawn = []
+    effective = []
+    chances = []
+    rates = []
+    observed = []
     for batch in range(batches):
         now = setting.span * batch / batches
         success = log.at(now)
         references = selector.references(generator)
         if len(references):
             selector.observe(make_groups(references, success[references], origin="reference"))
-            num_references += len(references)
         predicted = selector.predict(everything)
         rates.append(predicted)
         if isinstance(selector, DotsSelector):
@@ -208,7 +208,6 @@ def replay(method: Method, log: Log, setting: Setting, seed: int) -> Replayed:
     return Replayed(
         np.array(drawn),
         np.array(effective),
-        num_references,
         np.array(rates),
         np.array(chances),
         np.array(observed, dtype=np.float32),

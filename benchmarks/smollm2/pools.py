@@ -1,6 +1,6 @@
 """
-The pools: three of short questions, by how much of them the model can learn, and two of reasoning-gym's tasks, with
-short answers and with worked solutions.
+The pools: four of short questions, by how much of them the model can learn and how many there are, and two of
+reasoning-gym's tasks, with short answers and with worked solutions.
 """
 
 from __future__ import annotations

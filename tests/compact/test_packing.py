@@ -168,7 +168,8 @@ def test_attention_of_a_models_own_is_found():
     forward = type(model.model.layers[1].self_attn).forward
 
     def own(self, *args, **kwargs):
-        kept, self.config = self.config, copy.deepcopy(self.config)
+        kept = self.config
+        self.config = copy.deepcopy(kept)
         self.config._attn_implementation = "sdpa"
         try:
             return forward(self, *args, **kwargs)

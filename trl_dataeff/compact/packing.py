@@ -3,8 +3,8 @@ All tokens of a micro-batch in one sequence: each different prompt once, then th
 completion attends to its prompt and to itself. (Prefix Grouper, arXiv 2506.05433, shares prompts by a mask; tree
 packing puts a group into one sequence.)
 
-Layers see an ordinary sequence of one row, whose positions begin again after the prompt, so that gradient
-checkpointing, PEFT and hooks find what they know. Attention alone is computed by row, by the model's own function: of
+Layers see an ordinary sequence of one row, so that gradient checkpointing, PEFT and hooks find what they know. The
+positions of each completion go on from its prompt. Attention alone is computed by row, by the model's own function: of
 prompts over themselves, and of completions over their prompt and themselves. No mask over all tokens is made.
 """
 
@@ -63,7 +63,8 @@ class Packing:
         tokens_of_completions: which of the R x T places do, likewise.
         states: places of the hidden states from which a completion's tokens are predicted, and of its last token,
             int64 `(R, columns of completions + 1)`.
-        windows: sliding windows that layers have asked for.
+        num_calls: layers that have computed attention so far.
+        num_windows: of these, layers with a sliding window.
     """
 
     ids: torch.Tensor
@@ -79,7 +80,7 @@ class Packing:
     states: torch.Tensor
     num_calls: int = 0
     num_windows: int = 0
-    _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[Any, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -154,41 +155,50 @@ class Packing:
         """N."""
         return self.ids.size(1)
 
-    def mask_of_prompts(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """What prompt tokens attend to: 0, and the least number where not, `(m, 1, P, P)`."""
-        places = torch.arange(self.prompts.size(1), device=like.device)
+    def masks(self, window: int | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        What tokens attend to, made once for all layers: 0, and the least number of the dtype where they do not.
+
+        Args:
+            window (`int`, *optional*): sliding window of the layer.
+            like (`torch.Tensor`): has the dtype and the device of the masks.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: prompts over themselves, `(m, 1, P, P)`; completions over their prompt
+                and themselves, `(R, 1, T, P + T)`.
+        """
+        key = (window, like.dtype)
+        if key not in self._masks:
+            sees = (self._seen_by_prompts(window), self._seen_by_completions(window))
+            self._masks[key] = (_additive(sees[0], like), _additive(sees[1], like))
+        return self._masks[key]
+
+    def _seen_by_prompts(self, window: int | None) -> torch.Tensor:
+        """Bool `(m, P, P)`."""
+        places = torch.arange(self.prompts.size(1), device=self.ids.device)
         distance = places[:, None] - places
         sees = (distance >= 0) & self.attended_prompts[:, None, :]
-        if window is not None:
-            sees = sees & (distance < window)
-        return self._additive(sees, like)
+        return sees if window is None else sees & (distance < window)
 
-    def mask_of_completions(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """What completion tokens attend to, of their prompt and themselves: `(R, 1, T, P + T)`, likewise."""
-        places = torch.arange(self.completions.size(1), device=like.device)
-        of_prompt = torch.arange(self.prompts.size(1), device=like.device)
+    def _seen_by_completions(self, window: int | None) -> torch.Tensor:
+        """Bool `(R, T, P + T)`."""
+        places = torch.arange(self.completions.size(1), device=self.ids.device)
+        places_of_prompt = torch.arange(self.prompts.size(1), device=self.ids.device)
         lengths = self.prompt_lengths[self.prompt_of_row]  # (R,)
         own_distance = (places[:, None] - places).expand(len(lengths), -1, -1)
-        prompt_distance = lengths[:, None, None] + places[:, None] - of_prompt
-        is_of_prompt = (of_prompt < lengths[:, None]) & self.attended_prompts[self.prompt_of_row]
+        prompt_distance = lengths[:, None, None] + places[:, None] - places_of_prompt
+        is_of_prompt = (places_of_prompt < lengths[:, None]) & self.attended_prompts[self.prompt_of_row]
         sees_prompt = is_of_prompt[:, None, :].expand_as(prompt_distance)
         sees_own = (own_distance >= 0) & self.attended_completions[:, None, :]
         sees = torch.cat([sees_prompt, sees_own], dim=2)
-        if window is not None:
-            sees = sees & (torch.cat([prompt_distance, own_distance], dim=2) < window)
-        return self._additive(sees, like)
+        distance = torch.cat([prompt_distance, own_distance], dim=2)
+        return sees if window is None else sees & (distance < window)
 
-    def _additive(self, sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
-        return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
 
-    def cached(self, name: str, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """A mask, made once for all layers."""
-        key = (name, window, like.dtype)
-        if key not in self._masks:
-            make = self.mask_of_prompts if name == "prompts" else self.mask_of_completions
-            self._masks[key] = make(window, like)
-        return self._masks[key]
+def _additive(sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What is added to scores of attention, `(rows, queries, keys)` to `(rows, 1, queries, keys)`."""
+    mask = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
 
 
 def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -284,6 +294,7 @@ def _attention(
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     packing.num_calls += 1
     packing.num_windows += window is not None
+    prompt_mask, completion_mask = packing.masks(window, query)
     of_rows = packing.prompt_of_row
     prompt_keys = _by_row(key, packing.prompts)
     prompt_values = _by_row(value, packing.prompts)
@@ -292,7 +303,7 @@ def _attention(
         _by_row(query, packing.prompts),
         prompt_keys,
         prompt_values,
-        packing.cached("prompts", window, query),
+        prompt_mask,
         **kwargs,
     )
     of_completions, _ = function(
@@ -300,7 +311,7 @@ def _attention(
         _by_row(query, packing.completions),
         torch.cat([prompt_keys[of_rows], _by_row(key, packing.completions)], dim=2),
         torch.cat([prompt_values[of_rows], _by_row(value, packing.completions)], dim=2),
-        packing.cached("completions", window, query),
+        completion_mask,
         **kwargs,
     )
     prompts = of_prompts.flatten(0, 1).index_select(0, packing.tokens_of_prompts)

@@ -109,6 +109,19 @@ def test_a_column_of_success_rates_selects_in_the_first_batches():
     assert share_effective(column, 4, 0) > 0.7
 
 
+def test_a_column_is_still_believed_when_the_first_batch_shows_that_rewards_are_graded():
+    column = Population("dots")
+    column.p = column.rng.permutation(column.p)
+    column.known_rates = column.p.astype(np.float32)
+    column.selector = column.another("dots")
+    column.batch(penalty=0.25)
+    assert column.selector.graded
+    unseen = ~column.seen
+    solvable = (column.p > 0.1) & (column.p < 0.9)
+    chances = column.selector.chances().numpy()
+    assert chances[unseen & solvable].mean() > 2 * chances[unseen & ~solvable].mean()
+
+
 @pytest.mark.parametrize("missing", [0.0, 0.5])
 def test_a_run_with_columns_resumes_exactly(missing):
     rng = np.random.default_rng(1)

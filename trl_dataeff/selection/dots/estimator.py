@@ -69,12 +69,17 @@ class Weights:
 
     def __init__(self, log_weights: np.ndarray, half_life: float):
         self.half_life = half_life
+        self.at_first = log_weights
         self.log_weights = log_weights
 
     @property
     def values(self) -> np.ndarray:
         unnormalised = np.exp(self.log_weights - self.log_weights.max())
         return unnormalised / unnormalised.sum()
+
+    def begin_again(self) -> None:
+        """Forget what was predicted."""
+        self.log_weights = self.at_first
 
     def update(self, log_likelihoods: np.ndarray) -> None:
         """Add those of a generation batch `(K,)`. What was known before fades."""
@@ -154,9 +159,9 @@ class PromptEstimator:
         return np.divide(self.history.successes[-1], trials, out=np.full_like(trials, np.nan), where=trials > 0)
 
     def forget_trust(self) -> None:
-        """Trust all sources and pairs alike again."""
-        self._pairs.log_weights = np.zeros_like(self._pairs.log_weights)
-        self._sources.log_weights = np.zeros_like(self._sources.log_weights)
+        """Trust sources and pairs as before the first group."""
+        self._pairs.begin_again()
+        self._sources.begin_again()
 
     def posteriors(
         self, ids: np.ndarray | slice = slice(None), pairs: np.ndarray | slice = slice(None)
@@ -338,7 +343,7 @@ class PromptEstimator:
 
 def _adjust_level(predicted: np.ndarray, ids: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """
-    Shift each expert's predictions, in logits, to the level of the recent groups.
+    Shift the predictions of each source, in logits, to the level of the recent groups.
 
     Args:
         predicted (`np.ndarray` of shape `(K, N)`): float32, predictions of all prompts.
@@ -363,7 +368,7 @@ def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np
         sum_j weight_j BCE(sigmoid(logits_kj + o_k), rates_j) + LEVEL_PRIOR / 8 o_k^2
 
     Args:
-        logits (`np.ndarray` of shape `(K, n)`): predictions of the groups, by expert.
+        logits (`np.ndarray` of shape `(K, n)`): predictions of the groups, by source.
         rates (`np.ndarray` of shape `(n,)`): success rates in [0, 1].
         weight (`np.ndarray` of shape `(n,)`): weights of the groups.
 
