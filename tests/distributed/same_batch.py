@@ -89,6 +89,7 @@ def seen(trainer) -> dict:
         "generated": [[group.prompt_id for group in batch.generated] for batch in trainer.batches],
         "trained": [sorted(group.prompt_id for group in batch.trained) for batch in trainer.batches],
         "logs": logged(trainer, "loss", "grad_norm", "reward"),
+        "tokens": logged(trainer, "dataeff/update/tokens"),
     }
 
 

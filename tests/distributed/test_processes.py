@@ -125,6 +125,13 @@ def test_they_train_as_if_they_were_whole(name, both):
         np.testing.assert_allclose(own["logs"], expected["logs"], rtol=1e-4, atol=1e-5)
 
 
+def test_the_update_leaves_out_as_much_as_with_whole_weights(both):
+    name = "uniform, skip"
+    for report, whole in both:
+        assert len(report[name]["tokens"]) == same_batch.STEPS
+        assert report[name]["tokens"] == whole[name]["whole"]["tokens"]
+
+
 def test_a_sharded_policy_embeds_the_prompts_in_lockstep(both):
     first, second = (report["dots, fill"] for report, _ in both)
     assert first["selector"] == "DotsSelector"

@@ -120,8 +120,8 @@ def obstacles(trainer: GRPOTrainer) -> dict[str, str]:
         (splits_sequences, "sequence parallelism", of_columns),  # which needs equal widths on all processes
         (trainer._is_vlm, "a vision-language model", of_columns),
         (trainer.neftune_noise_alpha is not None, "NEFTune", of_columns),  # whose noise depends on the width
-        # They need equally many passes of each layer on every process
-        (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "sharded weights", of_head),
+        (trainer.is_deepspeed_enabled, "DeepSpeed", of_head),
+        (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2, "FSDP of version 1", of_head),
         (not of_transformers, "a model that is not of Transformers", of_head),
         (not has_fused_head(), "TRL below 1.15", of_head),
         (of_transformers and not can_pack(model), "layers that mix tokens not by attention alone", ["shared_prompts"]),
