@@ -21,6 +21,7 @@ TITLES = {
     "share": "selection, half of the batch replayed",
     "dynamic": "dynamic sampling",
     "greso": "GRESO",
+    "greso_fill": "GRESO and replay",
     "dots_paper": "DOTS as published",
     "oracle": "plain GRPO, learnable prompts",
 }

@@ -87,6 +87,7 @@ METHODS = {
     "replay": _ours("replay fills the batch, with uniform selection", replay="fill"),
     "dynamic": _ours("zero-variance groups dropped, batch refilled", max_rollout_rounds=4),
     "greso": _ours("prompts with repeated zero-variance groups are skipped", selection="greso"),
+    "greso_fill": _ours("GRESO, and replay fills the batch", selection="greso", replay="fill"),
     "greso_dynamic": _ours(
         "GRESO as published: skipping, and zero-variance groups dropped and refilled with a margin of 1.25",
         selection="greso",

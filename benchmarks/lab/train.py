@@ -38,7 +38,7 @@ MEASURED = {
     "replay_ess": "dataeff/replay/ess",
     "selection_s": "dataeff/time/selection_s",
     "generation_s": "dataeff/time/generation_s",
-    "step_s": "step_time",
+    "update_s": "dataeff/update/seconds",
 }
 
 
@@ -78,6 +78,7 @@ class Evaluations(TrainerCallback):
         tally (`Tally`): The reward that is trained on, which counts effective groups.
         sink (`Callable`): Receives the row of each evaluation. Its `wall_s` and `cpu_s` are the time of `train()`,
             embedding of the prompts included and evaluation left out.
+        max_rollouts (`int`, *optional*): The run ends with the step that reaches them.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Evaluations(TrainerCallback):
         easy: Sequence[Task],
         tally: Tally,
         sink: Callable[[dict], None],
+        max_rollouts: int | None = None,
     ):
         self.spec = spec
+        self.max_rollouts = max_rollouts
         self.tokenizer = tokenizer
         self.tasks = tasks
         self.easy = easy
@@ -119,8 +122,7 @@ class Evaluations(TrainerCallback):
         self._evaluate(0)
 
     def on_step_end(self, args, state, control, **kwargs):
-        limit = self.spec.max_rollouts
-        if limit is not None and self.trainer.rollouts_generated >= limit:
+        if self.max_rollouts is not None and self.trainer.rollouts_generated >= self.max_rollouts:
             control.should_training_stop = True
         is_last = state.global_step == self.spec.steps or control.should_training_stop
         if is_last or self.due(state.global_step):
@@ -197,9 +199,6 @@ class Evaluations(TrainerCallback):
             new = [value for value in values[self.measured[column] :] if not np.isnan(value)]
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None
-        step_s = means.pop("step_s")
-        parts = (step_s, means["selection_s"], means["generation_s"])
-        means["training_s"] = None if None in parts else parts[0] - parts[1] - parts[2]
         return {column: None if mean is None else round(mean, DECIMALS) for column, mean in means.items()}
 
 
@@ -289,6 +288,7 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
         easy=easy_tasks(kinds, pool_prompts),
         tally=tally,
         sink=sink,
+        max_rollouts=spec.max_rollouts,
     )
     with tempfile.TemporaryDirectory() as folder:
         options = {**config_options(spec, folder), **method.options}

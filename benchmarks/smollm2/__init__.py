@@ -7,8 +7,8 @@ A pretrained model: SmolLM2-135M-Instruct with LoRA, on questions of many kinds.
     python -m benchmarks.proof            # the tables of the pages
 
 A finished run is a line of `benchmarks/results/pretrained.jsonl`, so a study grows over days and machines. On a CPU a
-run takes one core for some minutes. The learning rate falls linearly to 0, so runs are compared at their ends. With a
-CUDA GPU, `run --prompts 32` takes more groups a step. Plain GRPO is TRL's own trainer, as it comes.
+run takes one core for ten minutes. The learning rate falls linearly to 0, so runs are compared at their ends. With a
+CUDA GPU, `run --prompts 32` takes more groups a step.
 """
 
 from pathlib import Path

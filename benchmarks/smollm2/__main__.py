@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,10 +21,8 @@ WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 #: Of the trials, by which each method's learning rate is chosen
 TRIAL = (20,)
-#: What the trials compare. `compact` stands for plain GRPO, too: its weights are the same but for rounding
-TRIED = ("compact", "selection", "fill", "share")
 #: The keys of `POOLS`, which imports the numerical libraries
-POOL_NAMES = ("mixed", "several", "unsolvable", "learnable", "gym", "worked")
+POOL_NAMES = ("mixed", "several", "unsolvable", "learnable", "gym", "worked", "several_worked")
 
 
 class Part(NamedTuple):
@@ -33,43 +31,18 @@ class Part(NamedTuple):
     pool: str
     methods: Mapping[str, float]
     seeds: Iterable[int]
-    eval_every: int = 320  # rollouts
+    steps: int
     prompts: int = 8  # groups a step
-    rollouts: int = 2400  # planned
+    eval_every: int = 10  # steps
 
 
-def _trials(pool: str, rates: Iterable[float], eval_every: int = 800, rollouts: int = 2400) -> list[Part]:
-    return [Part(pool, dict.fromkeys(TRIED, rate), TRIAL, eval_every, rollouts=rollouts) for rate in rates]
-
+#: Plain GRPO with the faster update stands for TRL's trainer: its weights are the same but for rounding
+COMPARED = ("compact", "selection", "fill", "share", "greso_fill")
+RATES = (1.5e-4, 3e-4, 6e-4)  # of the trials
 
 STUDY = (
-    *_trials("mixed", (5e-4, 1e-3, 2e-3)),
-    # These two were best at the lowest of the three
-    Part("mixed", {"selection": 2.5e-4, "share": 2.5e-4}, TRIAL, eval_every=800),
-    # Each method at its best rate. Selection and replay have that of plain GRPO
-    Part(
-        "mixed",
-        {"uniform": 1e-3, "compact": 1e-3, "selection": 5e-4, "fill": 1e-3, "share": 5e-4},
-        range(41, 46),
-    ),
-    *_trials("gym", (1e-3, 2e-3), eval_every=1200),
-    # A third rate on the side where each was better, or level
-    Part("gym", {"compact": 4e-3, "selection": 4e-3, "fill": 4e-3, "share": 5e-4}, TRIAL, eval_every=1200),
-    Part(
-        "gym",
-        dict.fromkeys(("uniform", "compact", "selection", "fill"), 2e-3),
-        range(41, 46),
-        eval_every=600,
-    ),
-    Part("gym", {"share": 5e-4}, range(41, 46), eval_every=600),
-    *_trials("worked", (1e-3, 2e-3, 4e-3), eval_every=640, rollouts=640),
-    # Each at its best rate
-    Part(
-        "worked",
-        {"uniform": 2e-3, "compact": 2e-3, "selection": 1e-3, "fill": 1e-3, "share": 2e-3},
-        range(41, 44),
-        rollouts=640,
-    ),
+    # Six passes
+    *(Part("several", dict.fromkeys(COMPARED, rate), TRIAL, steps=100) for rate in RATES),
 )
 
 
@@ -85,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--pools", nargs="+", choices=pools, help="these alone")
     study.add_argument("--seeds", nargs="+", type=int, help="these alone")
     study.add_argument("--learning-rate", type=float, help="this one alone")
-    study.add_argument("--rollouts", type=int, help="runs that are planned for so many alone")
     _add_common_arguments(study, RUNS)
 
     run = commands.add_parser("run", help="runs of your own choice")
@@ -94,10 +66,10 @@ def parser() -> argparse.ArgumentParser:
         "--pools", nargs="+", choices=POOL_NAMES, default=["mixed"], help="the questions (default: mixed)"
     )
     run.add_argument("--seeds", nargs="+", type=int, default=[100])
-    run.add_argument("--learning-rate", type=float, default=2e-3)
-    run.add_argument("--rollouts", type=int, default=1024, help="end with the step that reaches them (default: 1024)")
-    run.add_argument("--steps", type=int, help="as many, instead of `--rollouts`")
+    run.add_argument("--learning-rate", type=float, default=3e-4, help="at the start (default: 3e-4)")
+    run.add_argument("--steps", type=int, default=100, help="(default: 100)")
     run.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
+    run.add_argument("--eval-every", type=int, default=10, help="steps (default: 10)")
     _add_common_arguments(run, ROOT / "runs" / "smollm2.jsonl")
 
     commands.add_parser("pools", help="initial success rates of the pools")
@@ -129,14 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def study_specs(options: argparse.Namespace | None = None) -> list[Spec]:
     """The runs of the study, seed by seed; of these, those that the options of `study` leave."""
-    from benchmarks.smollm2.train import planned
+    from benchmarks.smollm2.train import Spec
 
     specs = []
     for part in STUDY:
         for seed in part.seeds:
             for method, rate in part.methods.items():
-                spec = planned(method, seed, part.pool, rate, part.rollouts, part.prompts)
-                specs.append(replace(spec, eval_every=part.eval_every))
+                spec = Spec(method, seed, part.pool, rate, part.steps, part.prompts, eval_every=part.eval_every)
+                specs.append(spec)
     specs.sort(key=lambda spec: (spec.pool, spec.seed))
     if options is None:
         return specs
@@ -151,24 +123,21 @@ def _is_chosen(spec: Spec, options: argparse.Namespace) -> bool:
         return False
     if options.seeds and spec.seed not in options.seeds:
         return False
-    if options.learning_rate and spec.learning_rate != options.learning_rate:
-        return False
-    return not options.rollouts or spec.max_rollouts == options.rollouts
+    return not options.learning_rate or spec.learning_rate == options.learning_rate
 
 
 def chosen_specs(options: argparse.Namespace) -> list[Spec]:
     """The runs that the options of `run` describe."""
-    from benchmarks.smollm2.train import planned
+    from benchmarks.smollm2.train import Spec
 
-    specs = []
-    for pool in options.pools:
-        for seed in options.seeds:
-            for method in options.methods:
-                spec = planned(method, seed, pool, options.learning_rate, options.rollouts, options.prompts)
-                if options.steps is not None:
-                    spec = replace(spec, steps=options.steps, max_rollouts=None)
-                specs.append(spec)
-    return specs
+    fields = {
+        "learning_rate": options.learning_rate,
+        "steps": options.steps,
+        "prompts": options.prompts,
+        "eval_every": options.eval_every,
+    }
+    every = product(options.pools, options.seeds, options.methods)
+    return [Spec(method, seed, pool, **fields) for pool, seed, method in every]
 
 
 def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import columns
 from benchmarks.smollm2.gym import Gym
 from benchmarks.smollm2.questions import END_OF_LINE, LEARNABLE, UNSOLVABLE, Question, questions
-from benchmarks.smollm2.worked import Worked
+from benchmarks.smollm2.worked import SeveralWorked, Worked
 
 
 HELD_OUT_OF_A_KIND = 20
@@ -77,6 +77,7 @@ POOLS: dict[str, Pool | Gym] = {
     "learnable": Pool(unsolvable=0.0),
     "gym": Gym(),
     "worked": Worked(),
+    "several_worked": SeveralWorked(),
 }
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,78 +21,38 @@ from benchmarks.lab.train import Evaluations, train_counted
 from benchmarks.smollm2.pools import POOLS
 from benchmarks.smollm2.questions import END_OF_LINE
 from examples.quickstart.weights import convert, find_gguf
-from trl_dataeff.collector.rounds import LARGEST
 
 
 #: Part of the name of a run: runs of different harnesses are not comparable. That of the first one computed equal
-#: prompts of a batch once, for every method; the second one computed in float32
-HARNESS = 3
+#: prompts of a batch once, for every method; the second one computed in float32; the third one evaluated by rollouts
+HARNESS = 4
 #: What a process has measured of the initial model, from which every run starts, by pool
 AT_START: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What decides a run, apart from the code and the machine. [`planned`] makes one."""
+    """What decides a run, apart from the code and the machine."""
 
-    method: str
-    seed: int
-    pool: str
-    learning_rate: float
-    steps: int
-    max_rollouts: int | None  # or `steps`, whichever comes first
+    method: str  # see `find`
+    seed: int  # of the questions and of the run
+    pool: str  # one of `POOLS`
+    learning_rate: float = 3e-4
+    steps: int = 100
     prompts: int = 8  # groups a step
     group_size: int = 8
-    eval_every: int = 1024  # rollouts; and at the end
+    eval_every: int = 10  # steps; and at the end
     start: str = "SmolLM2-135M-Instruct"
     schedule: str = "linear"  # of the learning rate, to 0 at the last step: TRL's default
 
     @property
     def name(self) -> str:
-        """Names the run, and has a hash of everything that decides it, the package's defaults included."""
-        recipe = [asdict(self), find(self.method).settings(), HARNESS]
+        """Names the run, and has a hash of everything that decides it, apart from the defaults of the package."""
+        recipe = [asdict(self), dict(find(self.method).options), HARNESS]
         text = json.dumps(recipe, sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:8]
         method = self.method.replace(",", "+").replace("/", "_")[:80]
         return f"{self.pool}-{method}-seed{self.seed}-{key}"
-
-
-def planned(
-    method: str, seed: int, pool: str, learning_rate: float = 2e-3, rollouts: int = 1024, prompts: int = 8
-) -> Spec:
-    """Plan a run for a number of rollouts.
-
-    Args:
-        method (`str`): See [`find`].
-        seed (`int`): Of the questions and of the run.
-        pool (`str`): One of `POOLS`.
-        learning_rate (`float`, *optional*, defaults to `2e-3`): At the start; it falls linearly to 0.
-        rollouts (`int`, *optional*, defaults to `1024`): How many to generate. Reference rollouts count.
-        prompts (`int`, *optional*, defaults to `8`): Groups a step.
-
-    Returns:
-        [`Spec`]: The run with the steps that its method needs for so many rollouts, if it replays as large a share as
-        it may, and its rounds are as large as they may be.
-    """
-    spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
-    settings = find(method).settings()
-    rollouts_of_step = prompts * spec.group_size
-    if "per_device_train_batch_size" in settings:
-        accumulated = rollouts_of_step // micro_batch_of(spec)
-        rollouts_of_step = settings["per_device_train_batch_size"] * accumulated
-    if settings.get("replay") == "share":
-        rollouts_of_step *= 1 - settings["replay_fraction"]
-    further_rounds = settings.get("max_rollout_rounds", 1) - 1
-    rollouts_of_step *= 1 + LARGEST * further_rounds
-    if settings.get("selection") == "dots_paper":
-        arguments = settings["selector_args"]
-        references = arguments["reference_size"] * spec.group_size
-        rollouts_of_step += references / arguments.get("refresh_batches", 2)
-    return replace(
-        spec,
-        steps=math.ceil(rollouts / rollouts_of_step),
-        eval_every=max(spec.eval_every, rollouts // 5),
-    )
 
 
 def micro_batch_of(spec: Spec) -> int:
@@ -153,27 +112,19 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
     }
 
 
-class EvaluationsByRollouts(Evaluations):
-    """Evaluates at the start, whenever `eval_every` further rollouts have been generated, and at the end."""
+class PretrainedEvaluations(Evaluations):
+    """Measures the success of a pool. That of the initial model is measured once in a process."""
 
     def __init__(self, spec: Spec, tokenizer: Any, tally: Tally, sink: Callable[[dict], None]):
         super().__init__(spec, tokenizer, tasks=[], easy=[], tally=tally, sink=sink)
-        self.rollouts_at_last = 0
-
-    def due(self, step: int) -> bool:
-        return self.trainer.rollouts_generated >= self.rollouts_at_last + self.spec.eval_every
 
     def quality(self, model) -> dict[str, Any]:
         pool = self.spec.pool
-        if self.trainer.rollouts_generated > 0:
+        if self.trainer.state.global_step > 0:
             return POOLS[pool].quality(model, self.tokenizer)
         if pool not in AT_START:
             AT_START[pool] = POOLS[pool].quality(model, self.tokenizer)
         return AT_START[pool]
-
-    def _evaluate(self, step: int) -> None:
-        self.rollouts_at_last = self.trainer.rollouts_generated
-        super()._evaluate(step)
 
 
 def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
@@ -190,7 +141,7 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     method = find(spec.method)
     trainer_class, config_class = method.classes()
     tally = Tally(pool.reward, spec.group_size)
-    evaluations = EvaluationsByRollouts(spec, tokenizer, tally, sink)
+    evaluations = PretrainedEvaluations(spec, tokenizer, tally, sink)
     with tempfile.TemporaryDirectory() as folder:
         train_counted(
             trainer_class,

@@ -1,6 +1,7 @@
 """The benchmark on a pretrained model: its questions, its passes, and the runs of its study."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.smollm2.__main__ import POOL_NAMES, chosen_specs, main, parser, 
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.train import EvaluationsByRollouts, config_options, planned
+from benchmarks.smollm2.train import PretrainedEvaluations, Spec, config_options
 from benchmarks.smollm2.worked import Worked, last_number
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
@@ -122,20 +123,34 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
     names = {spec.name for spec in specs}
     assert len(names) == len(specs)
-    # The end of a name is that of its settings, which an earlier version of the package had fewer of
-    committed = {name.rpartition("-")[0] for name in read_runs(RUNS)}
-    assert committed <= {name.rpartition("-")[0] for name in names}, "a committed run is no run of the study"
+    pools = {spec.pool for spec in specs}
+    committed = {name for name, rows in read_runs(RUNS).items() if rows[0]["pool"] in pools}
+    assert committed <= names, "a committed run is no run of the study"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(
-        ["study", "--pools", "mixed", "--seeds", "20", "--learning-rate", "1e-3", "--methods", "fill"]
+        ["study", "--pools", "several", "--seeds", "20", "--learning-rate", "3e-4", "--methods", "fill"]
     )
-    assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("fill", 2400, 38)]
+    assert [(s.pool, s.method, s.learning_rate, s.steps) for s in study_specs(chosen)] == [
+        ("several", "fill", 3e-4, 100)
+    ]
 
 
-def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
-    options = parser().parse_args(["run", "--pool", "worked", "--method", "compact", "--steps", "3"])
-    (spec,) = chosen_specs(options)
-    assert (spec.pool, spec.method, spec.steps, spec.max_rollouts) == ("worked", "compact", 3, None)
+def test_runs_of_your_own_choice():
+    options = parser().parse_args(
+        ["run", "--pools", "worked", "gym", "--methods", "compact", "--steps", "3", "--prompts", "5"]
+    )
+    specs = chosen_specs(options)
+    assert [(spec.pool, spec.method, spec.steps, spec.prompts) for spec in specs] == [
+        ("worked", "compact", 3, 5),
+        ("gym", "compact", 3, 5),
+    ]
+
+
+def test_a_name_tells_runs_apart_and_ignores_defaults_of_the_package():
+    first = Spec("compact", 0, "several")
+    others = [replace(first, seed=1), replace(first, steps=5), replace(first, learning_rate=1e-3)]
+    others += [Spec("fill", 0, "several"), Spec("fill,replay_max_age=3", 0, "several")]
+    assert len({spec.name for spec in (first, *others)}) == 1 + len(others)
 
 
 def test_an_unknown_pool_is_an_error_that_names_the_pools(capsys):
@@ -144,24 +159,14 @@ def test_an_unknown_pool_is_an_error_that_names_the_pools(capsys):
             main([command, "--pools", "mixde"])
         message = capsys.readouterr().err
         assert "mixde" in message
-        assert "mixed" in message
+        assert "several" in message
 
 
 def test_micro_batches_add_up_to_a_step(tmp_path):
-    for pool, micro_batch in (("mixed", 64), ("gym", 32), ("worked", 8)):
-        options = config_options(planned("uniform", 0, pool), str(tmp_path))
+    for pool, prompts, micro_batch in (("mixed", 8, 64), ("several", 5, 40), ("gym", 8, 32), ("worked", 8, 8)):
+        options = config_options(Spec("uniform", 0, pool, prompts=prompts), str(tmp_path))
         assert options["per_device_train_batch_size"] == micro_batch
-        assert micro_batch * options["gradient_accumulation_steps"] == 64
-    assert planned("uniform", 0, "worked").steps == 16
-    assert planned("uniform,per_device_train_batch_size=16", 0, "worked").steps == 8, "twice the batch"
-
-
-def test_steps_are_those_that_the_rollouts_take():
-    for method in ("uniform", "fill", "selection"):
-        assert planned(method, 0, "mixed").steps == 16
-    assert planned("share", 0, "mixed").steps == 32, "half of each batch is replayed"
-    assert planned("fill", 0, "mixed", prompts=32).steps == 4
-    assert planned("dynamic", 0, "mixed").steps == 3, "a round of 8 groups and three of 12"
+        assert micro_batch * options["gradient_accumulation_steps"] == prompts * 8
 
 
 def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
@@ -187,7 +192,7 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
 
 
 def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatch):
-    spec = planned("uniform", 0, "mixed")
+    spec = Spec("uniform", 0, "mixed")
     measured = []
 
     class Counted:
@@ -199,10 +204,10 @@ def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatc
     monkeypatch.setattr(train, "AT_START", {})
     found = []
     for run in ("first", "second"):
-        evaluations = EvaluationsByRollouts(spec, None, None, None)
-        for rollouts in (0, 64):
-            evaluations.trainer = SimpleNamespace(rollouts_generated=rollouts)
-            found.append(evaluations.quality(f"{run} after {rollouts}")["accuracy_sampled"])
+        evaluations = PretrainedEvaluations(spec, None, None, None)
+        for step in (0, 64):
+            evaluations.trainer = SimpleNamespace(state=SimpleNamespace(global_step=step))
+            found.append(evaluations.quality(f"{run} after {step}")["accuracy_sampled"])
     assert measured == ["first after 0", "first after 64", "second after 64"]
     assert found == [1, 2, 1, 3]
 

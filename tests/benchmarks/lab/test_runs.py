@@ -31,7 +31,7 @@ EACH_KIND = (
     "dots_paper",
     "oracle",
 )
-TIMES = ("wall_s", "cpu_s", "selection_s", "generation_s", "training_s")
+TIMES = ("wall_s", "cpu_s", "selection_s", "generation_s", "update_s")
 
 
 def rows_of(spec, start):
