@@ -1,20 +1,16 @@
-"""
-What methods need to reach plain GRPO's end, and where they are after plain GRPO's time, each at its own learning rate.
-"""
+"""What methods learn, and what they need for it, compared with plain GRPO: tables of runs that are paired by seed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from statistics import median
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.curves import final, geometric_mean, reach
-from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost, ratios
+from benchmarks.curves import band, final, geometric_mean, reach
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, cost, ends
 
 
 HEADER = [
@@ -27,10 +23,8 @@ HEADER = [
     "at the end",
     "effective groups",
 ]
-
-
-#: Methods of the summary, in its order
-SUMMARIZED = ("compact", "selection", "fill", "share")
+#: Groups a step of most runs of the pretrained model
+USUAL_PROMPTS = 8
 #: Methods whose steps are compared: each has as many groups in a step
 STEPS_OF = (BASELINE, "compact", "selection", "fill")
 
@@ -134,86 +128,80 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
     return tables.markdown(HEADER, rows)
 
 
-def summary_table(suites: Mapping[str, Settings], x: str) -> str:
-    """A table with a row for each method, and a column for each suite.
+def costs_table(settings: Settings) -> str:
+    """A table with a row for each setting of a suite: what a step takes.
+
+    Args:
+        settings (`Settings`): Runs of one suite, see [`by_setting`].
+
+    Returns:
+        The CPU seconds of a step, which part of them is generation and which the update, its rollouts, and the share
+        of effective groups.
+    """
+    rows = []
+    for setting, runs in settings.items():
+        rows.append(
+            [
+                in_words(setting),
+                tables.mean([seconds_of_step(run) for run in runs], digits=1),
+                tables.mean([part_of_step(run, "generation_s") for run in runs], digits=1),
+                tables.mean([part_of_step(run, "update_s") for run in runs], digits=1),
+                tables.mean([run.column("rollouts")[-1] / run.column("step")[-1] for run in runs], digits=0),
+                tables.mean([run.effective_share() for run in runs], digits=2),
+            ]
+        )
+    header = ["method", "seconds a step", "generation", "update", "rollouts a step", "effective groups"]
+    return tables.markdown(header, rows)
+
+
+def learning_table(settings: Settings) -> str:
+    """A table with a row for each setting of a suite: what is learned.
+
+    Args:
+        settings (`Settings`): Runs of one suite, see [`by_setting`]. Some are of plain GRPO with the faster update.
+
+    Returns:
+        The success at the end, and its difference from plain GRPO's: after equally many steps, and after the CPU time
+        of plain GRPO, paired by seed, with 95 % intervals.
+    """
+    baseline = best_of("compact", settings)
+    rows = []
+    for setting, runs in settings.items():
+        differences = ["-", "-"]
+        if runs is not baseline:
+            differences = [
+                tables.difference(above(runs, baseline)),
+                tables.difference(after_same_time(runs, baseline)),
+            ]
+        rows.append([in_words(setting), f"{setting.rate:g}", tables.mean(ends(runs)), *differences])
+    return tables.markdown(["method", "learning rate", "success", "at equal steps", "at equal time"], rows)
+
+
+def in_words(setting: Setting) -> str:
+    """The method of a setting, and how many prompts a step has, if that is unusual."""
+    method = tables.title(setting.method)
+    if setting.prompts == USUAL_PROMPTS:
+        return method
+    return f"{method}, {setting.prompts} prompts a step"
+
+
+def short_runs_table(suites: Mapping[str, Settings]) -> str:
+    """A table with a row for each suite of runs with less than one pass.
 
     Args:
         suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
-        x (`str`): The column to compare: rollouts or seconds.
 
     Returns:
-        What a method needs of `x` to reach plain GRPO's end, each at its best rate, in percent of what that needed.
+        The success at which plain GRPO ends, and by how much methods end above it, paired by seed, with 95 %
+        intervals, each at its best rate.
     """
+    methods = ("selection", "fill", "share")
     rows = []
-    for method in SUMMARIZED:
-        cells = [percent(list(shares_of(method, own, x).values())) for own in suites.values()]
-        rows.append([tables.title(method), *cells])
-    return tables.markdown(["method", *suites], rows)
-
-
-def shares_of(method: str, settings: Settings, x: str) -> dict[int, float]:
-    """
-    By seed, what the runs of a method at its best rate need of `x` to reach plain GRPO's end, as a share of what that
-    needed. Empty if the method was not run in this suite.
-    """
-    if all(setting.method != method for setting in settings):
-        return {}
-    baseline = best_of(BASELINE, settings)
-    return {run.seed: share for run in best_of(method, settings) for share in ratios([run], baseline, x)}
-
-
-def decision_table(suites: Mapping[str, Settings]) -> str:
-    """A table by which the default is chosen: the CPU time of each method to plain GRPO's end, at its best rate.
-
-    Args:
-        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
-
-    Returns:
-        A row for each method, with the median over seeds in each suite, as a share of what plain GRPO needed, and the
-        geometric mean of these medians. A run that does not arrive needs infinite time. A method that was not run in
-        every suite has no such mean.
-    """
-    rows = []
-    for method in SUMMARIZED:
-        medians = []
-        for own in suites.values():
-            shares = shares_of(method, own, TIME)
-            medians.append(median(shares.values()) if shares else math.nan)
-        over_suites = math.exp(sum(math.log(value) for value in medians) / len(medians))
-        rows.append([tables.title(method), *(share_cell(value) for value in [*medians, over_suites])])
-    return tables.markdown(["method", *suites, "geometric mean"], rows)
-
-
-def sooner_table(suites: Mapping[str, Settings]) -> str:
-    """A table with a row for each pair of methods, the simpler one first: which of them needs less time.
-
-    Args:
-        suites (`Mapping`): By what a suite is called, its runs, see [`by_setting`].
-
-    Returns:
-        Of the seeds of a suite, with how many the second method reaches plain GRPO's end in less CPU time than the
-        first one, each at its best rate. One that does not arrive is not sooner than any.
-    """
-    rows = []
-    for simpler, method in combinations(SUMMARIZED, 2):
-        cells = []
-        for own in suites.values():
-            shares = shares_of(method, own, TIME)
-            others = shares_of(simpler, own, TIME)
-            both = shares.keys() & others.keys()
-            sooner = sum(shares[seed] < others[seed] for seed in both)
-            cells.append(f"{sooner} of {len(both)}" if both else "-")
-        rows.append([tables.title(method), tables.title(simpler), *cells])
-    return tables.markdown(["sooner", "than", *suites], rows)
-
-
-def share_cell(share: float) -> str:
-    """A share of what plain GRPO needed, if it is known and finite."""
-    if math.isnan(share):
-        return "-"
-    if math.isinf(share):
-        return "not reached"
-    return f"{share:.2f}"
+    for suite, settings in suites.items():
+        baseline = best_of("compact", settings)
+        row = [suite, str(len(baseline)), tables.mean(ends(baseline))]
+        rows.append(row + [tables.difference(above(best_of(method, settings), baseline)) for method in methods])
+    return tables.markdown(["suite", "seeds", tables.title("compact"), *map(tables.title, methods)], rows)
 
 
 def steps_table(suites: Mapping[str, Settings]) -> str:
@@ -224,7 +212,7 @@ def steps_table(suites: Mapping[str, Settings]) -> str:
 
     Returns:
         The CPU seconds of a step and their ratio to plain GRPO's, paired by seed, with the 95 % interval: a run's CPU
-        time over its steps. The seconds of generation are not known of TRL's own trainer.
+        time over its steps. Generation is not known of TRL's own trainer.
     """
     rows = []
     for suite, settings in suites.items():
@@ -239,7 +227,7 @@ def steps_table(suites: Mapping[str, Settings]) -> str:
                     tables.mean([run.effective_share() for run in runs], digits=2),
                     tables.mean([run.column("tokens")[-1] / run.column("rollouts")[-1] for run in runs], digits=0),
                     tables.mean([seconds_of_step(run) for run in runs], digits=1),
-                    tables.mean([generation_of_step(run) for run in runs], digits=1),
+                    tables.mean([part_of_step(run, "generation_s") for run in runs], digits=1),
                     tables.ratio(shares),
                 ]
             )
@@ -260,57 +248,52 @@ def seconds_of_step(run: Curve) -> float:
     return float(run.column(TIME)[-1] / run.column("step")[-1])
 
 
-def generation_of_step(run: Curve) -> float:
-    """Mean seconds in which a step generates; NaN if that was not recorded."""
-    if "generation_s" not in run.rows[0]:
+def part_of_step(run: Curve, column: str) -> float:
+    """
+    Mean CPU seconds that a part of a step takes, which is measured in elapsed seconds; NaN if it was not recorded.
+    """
+    if column not in run.rows[0]:
         return math.nan
-    steps = np.diff(run.column("step"))
-    return float(np.average(run.column("generation_s")[1:], weights=steps))
+    of_evaluation = run.column(column)[1:]  # mean of its steps
+    elapsed = float(np.average(of_evaluation, weights=np.diff(run.column("step"))))
+    end = run.rows[-1]
+    return elapsed * float(end[TIME]) / float(end["wall_s"])
 
 
-def percent(shares: Sequence[float]) -> str:
-    """
-    The geometric mean of shares with its 95 % interval. Where runs did not arrive: the median, and how many did; the
-    latter alone if that is not half of them.
-    """
-    if not shares:
-        return "-"
-    late = sum(math.isinf(share) for share in shares)
-    if late:
-        arrived = f"{len(shares) - late} of {len(shares)} runs"
-        middle = median(shares)
-        return arrived if math.isinf(middle) else f"{100 * middle:.0f} % ({arrived})"
-    middle, low, high = geometric_mean([100 * share for share in shares])
-    if len(shares) < tables.FEWEST_FOR_AN_INTERVAL:
-        return f"{middle:.0f} %"
-    return f"{middle:.0f} % ({low:.0f} to {high:.0f})"
-
-
-def kinds_table(settings: Settings, methods: Sequence[str]) -> str:
+def kinds_table(settings: Settings, methods: Sequence[str], only_notable: bool = False) -> str:
     """A table with a row for each kind of question: whether a method neglects some.
 
     Args:
         settings (`Settings`): Runs of one suite, see [`by_setting`]. Their first row is of the initial model.
         methods (`Sequence[str]`): They are compared with plain GRPO with the faster update, each at its best rate.
+        only_notable (`bool`, *optional*, defaults to `False`): Whether the table has only the hardest kind, and those
+            of which a method ends lower by more than its interval.
 
     Returns:
         The success of a kind at the start and where plain GRPO ends, and by how much each method ends above that,
         paired by seed, with 95 % intervals. Kinds are sorted by the former.
     """
     baseline = best_of("compact", settings)
-    kinds = baseline[0].rows[0]["accuracy_by_kind"]
+    at_start = baseline[0].rows[0]["accuracy_by_kind"]
+    hardest = min(at_start, key=at_start.__getitem__)
     rows = []
-    for kind in sorted(kinds, key=lambda kind: kinds[kind]):
+    for kind in sorted(at_start, key=at_start.__getitem__):
         end_of = {run.seed: run.rows[-1]["accuracy_by_kind"][kind] for run in baseline}
-        row = [kind, f"{kinds[kind]:.3f}", tables.mean(list(end_of.values()))]
+        leads = []
         for method in methods:
-            leads = []
-            for run in best_of(method, settings):
-                leads.append(run.rows[-1]["accuracy_by_kind"][kind] - end_of[run.seed])
-            row.append(tables.difference(leads))
-        rows.append(row)
+            runs = best_of(method, settings)
+            leads.append([run.rows[-1]["accuracy_by_kind"][kind] - end_of[run.seed] for run in runs])
+        if not only_notable or kind == hardest or any(map(is_below_zero, leads)):
+            cells = map(tables.difference, leads)
+            rows.append([kind, f"{at_start[kind]:.3f}", tables.mean(list(end_of.values())), *cells])
     header = ["kind", "at the start", tables.title("compact"), *(tables.title(method) for method in methods)]
     return tables.markdown(header, rows)
+
+
+def is_below_zero(differences: Sequence[float]) -> bool:
+    """Whether the 95 % interval of paired differences is below 0."""
+    (mean,), (half_width,) = band(np.array(differences, dtype=float)[:, None])
+    return bool(mean + half_width < 0)
 
 
 def group_sizes_table(settings: Settings, target: float) -> str:

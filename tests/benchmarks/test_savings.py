@@ -1,6 +1,4 @@
-"""What methods need to reach plain GRPO's end, each at its own learning rate."""
-
-import math
+"""What methods learn and what they need for it, on made-up runs."""
 
 import pytest
 
@@ -9,14 +7,13 @@ from benchmarks.savings import (
     after_same_time,
     best_of,
     by_setting,
-    decision_table,
+    costs_table,
     group_sizes_table,
     kinds_table,
-    percent,
+    learning_table,
     savings_table,
-    sooner_table,
+    short_runs_table,
     steps_table,
-    summary_table,
 )
 
 
@@ -36,6 +33,10 @@ def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: f
                 "machine": machine,
                 "rollouts": 100 * i,
                 "cpu_s": seconds * i,
+                "wall_s": 2 * seconds * i,  # beside another process
+                "step": 10 * i,
+                "generation_s": None if i == 0 else 0.1 * seconds,  # elapsed, of a step
+                "update_s": None if i == 0 else 0.02 * seconds,
                 "accuracy_sampled": accuracy,
                 "groups": 10,
                 "effective_groups": 4,
@@ -110,52 +111,6 @@ def test_kinds_of_questions_from_the_hardest_on():
     assert table == [["products", "0.010", "0.300", "-0.200"], ["sums", "0.200", "0.500", "+0.100"]]
 
 
-def test_the_summary_is_by_method_and_suite_in_percent():
-    rows = []
-    for method in ("compact", "selection", "share"):
-        rows += run(method, 0, 0.1, [0.1, 0.3, 0.5], seconds=5)
-    settings = by_setting(curves_of([*ROWS, *rows]))
-    table = cells(summary_table({"mine": settings}, "cpu_s"))
-    # With replay, runs end highest at 0.1, where it takes 12 of 20 seconds
-    assert [row[1] for row in table] == ["50 %", "50 %", "60 %", "50 %"]
-    assert percent([0.1, 0.2, math.inf]) == "20 % (2 of 3 runs)"
-    assert percent([0.1, math.inf, math.inf]) == "1 of 3 runs"
-    middle, _, interval = percent([0.25, 0.25, 0.25]).partition(" % ")
-    assert (middle, interval) == ("25", "(25 to 25)")
-
-
-def test_the_decision_is_by_the_geometric_mean_of_medians():
-    rows = []
-    for seed, seconds in ((0, 5), (1, 4), (2, 2)):
-        rows += run("uniform", seed, 0.1, [0.1, 0.3, 0.5], seconds=10)
-        for method in ("compact", "selection", "share"):
-            rows += run(method, seed, 0.1, [0.1, 0.3, 0.5], seconds=seconds)
-        # It does not arrive with one of the seeds
-        rows += run("fill", seed, 0.1, [0.1, 0.3, 0.5 if seed else 0.4], seconds=1)
-    own = by_setting(curves_of(rows))
-    slower = by_setting(
-        curves_of([{**row, "cpu_s": row["cpu_s"] * (1 + 3 * (row["method"] == "share"))} for row in rows])
-    )
-    table = cells(decision_table({"one": own, "other": slower}))
-    assert table[0] == ["plain GRPO, faster update", "0.40", "0.40", "0.40"]
-    assert table[2] == ["selection and replay", "0.10", "0.10", "0.10"]
-    assert table[3] == ["selection, half of the batch replayed", "0.40", "1.60", "0.80"]
-
-
-def test_which_of_two_methods_is_sooner_is_counted_by_seed():
-    rows = []
-    for seed in (0, 1, 2):
-        rows += run("uniform", seed, 0.1, [0.1, 0.3, 0.5], seconds=10)
-        rows += run("compact", seed, 0.1, [0.1, 0.3, 0.4], seconds=1)  # never arrives
-        rows += run("selection", seed, 0.1, [0.1, 0.3, 0.5], seconds=(5, 4, 2)[seed])
-    for seed in (2, 1, 0):  # in another order
-        rows += run("fill", seed, 0.1, [0.1, 0.3, 0.5], seconds=(4, 5, 6)[seed])
-    table = {tuple(row[:2]): row[2] for row in cells(sooner_table({"mine": by_setting(curves_of(rows))}))}
-    assert table["selection and replay", "selection alone"] == "1 of 3"
-    assert table["selection alone", "plain GRPO, faster update"] == "3 of 3"
-    assert table["selection, half of the batch replayed", "selection and replay"] == "-"
-
-
 def test_whole_steps_by_suite_and_method():
     rows = []
     for method, seconds in (("uniform", 10), ("compact", 4), ("selection", 5), ("fill", 8)):
@@ -165,8 +120,10 @@ def test_whole_steps_by_suite_and_method():
             for i, row in enumerate(own):
                 row["step"] = (0, 1, 4)[i]
                 row["tokens"] = 1000 * i
-                if method != "uniform":
-                    row["generation_s"] = (None, 1.0, 3.0)[i]  # means since the evaluation before
+                row["wall_s"] = row["cpu_s"]
+                row["generation_s"] = (None, 1.0, 3.0)[i]  # means since the evaluation before
+                if method == "uniform":
+                    del row["generation_s"]
             rows += own
     table = cells(steps_table({"mine": by_setting(curves_of(rows))}))
     assert table[0] == ["mine", "plain GRPO", "0.40", "10", "11.7", "-", "1.00 (1.00-1.00)"]
@@ -175,14 +132,47 @@ def test_whole_steps_by_suite_and_method():
     assert [row[-1].partition(" ")[0] for row in table] == ["1.00", "0.40", "0.50", "0.80"]
 
 
-def test_a_method_that_was_not_run_in_a_suite_has_no_share_there():
+def test_what_a_step_takes_and_what_is_learned_by_method():
     rows = []
-    for method in ("uniform", "compact", "selection", "fill"):
-        rows += run(method, 0, 0.1, [0.1, 0.3, 0.2 if method == "fill" else 0.5], seconds=5)
-    suite = by_setting(curves_of(rows))
-    with_share = by_setting(curves_of([*rows, *run("share", 0, 0.1, [0.1, 0.3, 0.5], seconds=5)]))
-    suites = {"without": suite, "with": with_share}
-    assert cells(summary_table(suites, "cpu_s"))[3] == ["selection, half of the batch replayed", "-", "100 %"]
-    table = cells(decision_table(suites))
-    assert table[3] == ["selection, half of the batch replayed", "-", "1.00", "-"]
-    assert table[2] == ["selection and replay", "not reached", "not reached", "not reached"]
+    for seed in (0, 1, 2):
+        rows += run("compact", seed, 0.1, [0.1, 0.3, 0.5 + 0.01 * seed], seconds=10)
+        rows += run("fill", seed, 0.1, [0.1, 0.5, 0.7 + 0.01 * seed], seconds=20)
+        fewer = run("selection", seed, 0.1, [0.1, 0.2, 0.4 + 0.01 * seed], seconds=5)
+        rows += [{**row, "prompts": 5} for row in fewer]
+    settings = by_setting(curves_of(rows))
+    # 100 rollouts in 10 steps. A step of 1 s has 1 elapsed second of generation, half of it of this process
+    assert cells(costs_table(settings)) == [
+        ["plain GRPO, faster update", "1.0", "0.5", "0.1", "10", "0.40"],
+        ["selection and replay", "2.0", "1.0", "0.2", "10", "0.40"],
+        ["selection alone, 5 prompts a step", "0.5", "0.2", "0.1", "10", "0.40"],
+    ]
+    # After 20 s, selection and replay has done half of its steps
+    assert cells(learning_table(settings)) == [
+        ["plain GRPO, faster update", "0.1", "0.510", "-", "-"],
+        ["selection and replay", "0.1", "0.710", "+0.200 ± 0.000", "-0.010 ± 0.025"],
+        ["selection alone, 5 prompts a step", "0.1", "0.410", "-0.100 ± 0.000", "-0.100 ± 0.000"],
+    ]
+
+
+def test_runs_of_less_than_one_pass_are_a_line_for_each_suite():
+    rows = []
+    for method, end in (("compact", 0.5), ("selection", 0.4), ("fill", 0.6), ("share", 0.5)):
+        rows += run(method, 0, 0.1, [0.1, 0.3, end], seconds=1)
+    table = cells(short_runs_table({"mine": by_setting(curves_of(rows))}))
+    assert table == [["mine", "1", "0.500", "-0.100", "+0.100", "+0.000"]]
+
+
+def test_notable_kinds_are_the_hardest_and_those_that_fall():
+    rows = []
+    for seed in (0, 1, 2):
+        for method, lead in (("compact", {}), ("fill", {"easy": 0.1, "hard": 0.1, "falls": -0.1, "noisy": -0.1})):
+            start, _, end = run(method, seed, 0.1, [0.1, 0.2, 0.4], seconds=1)
+            start["accuracy_by_kind"] = {"easy": 0.5, "hard": 0.0, "falls": 0.2, "noisy": 0.3}
+            noise = {"noisy": 0.3 * (seed - 1) if method == "fill" else 0.0}
+            end["accuracy_by_kind"] = {
+                kind: 0.5 + lead.get(kind, 0) + noise.get(kind, 0) for kind in start["accuracy_by_kind"]
+            }
+            rows += [start, end]
+    settings = by_setting(curves_of(rows))
+    assert [row[0] for row in cells(kinds_table(settings, ["fill"]))] == ["hard", "falls", "noisy", "easy"]
+    assert [row[0] for row in cells(kinds_table(settings, ["fill"], only_notable=True))] == ["hard", "falls"]

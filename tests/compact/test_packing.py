@@ -1,6 +1,7 @@
 """All tokens of a micro-batch in one sequence: hidden states and gradients are those of its padded rows."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ PROMPT_OF_ROW = torch.tensor([0, 0, 1, 0, 1])
 PROMPTS = [5, 5, 2, 5, 2]
 COMPLETIONS = [4, 1, 7, 0, 3]
 WIDTHS = (6, 7)
+
+
+@pytest.fixture(autouse=True, params=[0, 10**9], ids=["many blocks", "one block"])
+def price(request, monkeypatch):
+    """Of a further block of completions."""
+    monkeypatch.setitem(packing.PRICE_OF_A_BLOCK, "cpu", request.param)
 
 
 def model_of(name: str, implementation: str = "sdpa"):
@@ -134,10 +141,30 @@ def test_tokens_are_computed_once_and_without_padding():
     ids, mask = micro_batch()
     packed = Packing.of(ids, mask, WIDTHS[1], FIRST_ROWS, PROMPT_OF_ROW)
     assert packed.num_tokens == 5 + 2 + sum(COMPLETIONS)
-    expected = [*ids[0, 1:6], *ids[2, 4:6], *ids[0, 6:10], *ids[1, 6:7], *ids[2, 6:13], *ids[4, 6:9]]
+    expected = [*ids[0, 1:6], *ids[2, 4:6], *ids[2, 6:13], *ids[0, 6:10], *ids[4, 6:9], *ids[1, 6:7]]
     assert packed.ids[0].tolist() == [int(token) for token in expected]
-    positions = [*range(1, 6), *range(4, 6), *range(6, 10), *range(6, 7), *range(6, 13), *range(6, 9)]
+    positions = [*range(1, 6), *range(4, 6), *range(6, 13), *range(6, 10), *range(6, 9), *range(6, 7)]
     assert packed.positions[0].tolist() == positions
+
+
+@pytest.mark.parametrize("price", [50, 2000], indirect=True)
+def test_attention_computes_little_padding(price):
+    """Of all ways to cut rows into blocks, the cheapest one."""
+    lengths = torch.tensor([30, 28, 12, 11, 2, 2, 1])
+    blocks = packing._blocks(lengths, prompt_width=10)
+    assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(len(lengths)))
+
+    def cost(ends):
+        starts = [0, *ends[:-1]]
+        pairs = [(end - start) * int(lengths[start]) * (10 + int(lengths[start])) for start, end in zip(starts, ends)]
+        return sum(pairs) + packing.PRICE_OF_A_BLOCK["cpu"] * len(ends)
+
+    places = range(1, len(lengths))
+    every_way = [
+        [*ends, len(lengths)] for number in range(len(lengths)) for ends in itertools.combinations(places, number)
+    ]
+    assert cost([block.stop for block in blocks]) == min(map(cost, every_way))
+    assert 1 < len(blocks) < len(lengths)
 
 
 def test_other_sequences_are_computed_as_before_also_in_between():

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -26,6 +27,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 #: Of attention implementations, in front of the name of the model's own one
 PREFIX = "trl_dataeff|"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+#: What the calls of a further block take, in pairs of a query and a key: by device, where it is known
+PRICE_OF_A_BLOCK = {"cpu": 2**15}
+PRICE_ON_AN_ACCELERATOR = 2**20
 
 
 def can_pack(model: torch.nn.Module) -> bool:
@@ -46,41 +50,107 @@ def can_pack(model: torch.nn.Module) -> bool:
 
 
 @dataclass
+class Pieces:
+    """
+    Pieces of a sequence of N tokens, each in a row: prompts, or completions.
+
+    Attributes:
+        places: of each piece's tokens in the sequence, int64 `(n, longest)`; 0 behind its end.
+        lengths: tokens of each piece, int64 `(n,)`.
+        attended: which of them are attended to, bool `(n, longest)`; `False` behind the end.
+        tokens: which of the n x longest places hold tokens, flat int64.
+    """
+
+    places: torch.Tensor
+    lengths: torch.Tensor
+    attended: torch.Tensor
+    tokens: torch.Tensor
+
+    @classmethod
+    def of(cls, starts: torch.Tensor, lengths: torch.Tensor, is_attended: torch.Tensor) -> Pieces:
+        """
+        Args:
+            starts (`torch.Tensor` of shape `(n,)`): place of each piece's first token.
+            lengths (`torch.Tensor` of shape `(n,)`): tokens of each.
+            is_attended (`torch.Tensor` of shape `(N,)`): which tokens of the sequence are attended to, bool.
+        """
+        columns = torch.arange(max(int(lengths.max()), 1), device=lengths.device)
+        is_token = columns < lengths[:, None]
+        places = torch.where(is_token, starts[:, None] + columns, 0)
+        return cls(places, lengths, is_attended[places] & is_token, is_token.flatten().nonzero().squeeze(1))
+
+    @property
+    def longest(self) -> int:
+        """Columns."""
+        return self.places.size(1)
+
+    def rows_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Tokens of the sequence by row: `(1, heads, N, d)` to `(n, heads, longest, d)`."""
+        taken = states[0].index_select(1, self.places.flatten())  # (heads, n x longest, d)
+        return taken.unflatten(1, self.places.shape).transpose(0, 1)
+
+    def tokens_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows without padding: `(n, longest, heads, d)` to `(tokens, heads, d)`."""
+        return rows.flatten(0, 1).index_select(0, self.tokens)
+
+    def sees(self, window: int | None) -> torch.Tensor:
+        """What the tokens of each piece see of it, bool `(n, longest, longest)`."""
+        columns = torch.arange(self.longest, device=self.places.device)
+        distance = columns[:, None] - columns
+        sees = (distance >= 0) & self.attended[:, None, :]
+        return sees if window is None else sees & (distance < window)
+
+
+@dataclass
+class Block:
+    """
+    Rows whose completions have similar lengths.
+
+    Attributes:
+        completions: of r rows.
+        prompt_of_row: which prompt each row has, int64 `(r,)`.
+    """
+
+    completions: Pieces
+    prompt_of_row: torch.Tensor
+
+    def sees(self, prompts: Pieces, window: int | None) -> torch.Tensor:
+        """What the tokens of each completion see of its prompt and of itself, bool `(r, T, P + T)`."""
+        sees_prompt = prompts.attended[self.prompt_of_row][:, None, :].expand(-1, self.completions.longest, -1)
+        if window is not None:
+            places = torch.arange(self.completions.longest, device=sees_prompt.device)
+            places_of_prompt = torch.arange(prompts.longest, device=sees_prompt.device)
+            ends = prompts.lengths[self.prompt_of_row]
+            distance = ends[:, None, None] + places[:, None] - places_of_prompt
+            sees_prompt = sees_prompt & (distance < window)
+        return torch.cat([sees_prompt, self.completions.sees(window)], dim=2)
+
+
+@dataclass
 class Packing:
     """
-    Where the tokens of a micro-batch are in one sequence of N tokens: m different prompts, and completions of R rows.
+    Where the tokens of a micro-batch are in one sequence of N tokens: different prompts, and then the completions of R
+    rows, the longest first.
 
     Attributes:
         ids: token ids, int64 `(1, N)`.
         positions: of each token, those that it has in the micro-batch, int64 `(1, N)`.
-        prompts: places of each prompt's tokens, int64 `(m, P)`; 0 behind its end.
-        completions: places of each completion's tokens, int64 `(R, T)`; 0 behind its end.
-        prompt_lengths: int64 `(m,)`.
-        prompt_of_row: which prompt each row has, int64 `(R,)`.
-        attended_prompts: which tokens of prompts are attended to, bool `(m, P)`.
-        attended_completions: likewise, bool `(R, T)`.
-        tokens_of_prompts: which of the m x P places hold tokens, flat int64.
-        tokens_of_completions: which of the R x T places do, likewise.
+        prompts: the prompts.
+        blocks: the completions.
         states: places of the hidden states from which a completion's tokens are predicted, and of its last token,
-            int64 `(R, columns of completions + 1)`.
+            int64 `(R, columns of completions + 1)`, in the micro-batch's order of rows.
         num_calls: layers that have computed attention so far.
         num_windows: of these, layers with a sliding window.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    prompts: torch.Tensor
-    completions: torch.Tensor
-    prompt_lengths: torch.Tensor
-    prompt_of_row: torch.Tensor
-    attended_prompts: torch.Tensor
-    attended_completions: torch.Tensor
-    tokens_of_prompts: torch.Tensor
-    tokens_of_completions: torch.Tensor
+    prompts: Pieces
+    blocks: list[Block]
     states: torch.Tensor
     num_calls: int = 0
     num_windows: int = 0
-    _masks: dict[Any, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _masks: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -106,56 +176,42 @@ class Packing:
         """
         width = input_ids.size(1) - completion_width
         attended = attention_mask.bool()
-        of_prompts = attended[first_rows, :width]
-        of_completions = attended[:, width:]
         # From the first token that is attended to, and up to the last one
-        are_prompts = of_prompts.cumsum(1) > 0
-        are_completions = of_completions.flip(1).cumsum(1).flip(1) > 0
-        prompt_lengths = are_prompts.sum(1)
-        completion_lengths = are_completions.sum(1)
-        columns = torch.arange(input_ids.size(1), device=input_ids.device)
-        positions = torch.cat(
-            [
-                columns[:width].expand_as(are_prompts)[are_prompts],
-                columns[width:].expand_as(are_completions)[are_completions],
-            ]
-        )
-        ids = torch.cat(
-            [input_ids[first_rows, :width][are_prompts], input_ids[:, width:][are_completions]],
-        )
+        are_prompts = attended[first_rows, :width].cumsum(1) > 0
+        are_completions = attended[:, width:].flip(1).cumsum(1).flip(1) > 0
+        order = torch.argsort(are_completions.sum(1), descending=True, stable=True)
+
+        def in_sequence(values: torch.Tensor) -> torch.Tensor:
+            of_prompts = values[first_rows, :width][are_prompts]
+            return torch.cat([of_prompts, values[order, width:][are_completions[order]]])
+
+        lengths = torch.cat([are_prompts.sum(1), are_completions[order].sum(1)])
+        starts = lengths.cumsum(0) - lengths
+        is_attended = in_sequence(attended)
+        num_prompts = len(first_rows)
+        prompts = Pieces.of(starts[:num_prompts], lengths[:num_prompts], is_attended)
+        states = torch.zeros(len(input_ids), completion_width + 1, dtype=torch.int64, device=input_ids.device)
+        states[:, 0] = (starts[:num_prompts] + prompts.lengths - 1)[prompt_of_row]
+        blocks = []
+        for rows in _blocks(lengths[num_prompts:], prompts.longest):
+            of_sequence = slice(num_prompts + rows.start, num_prompts + rows.stop)
+            completions = Pieces.of(starts[of_sequence], lengths[of_sequence], is_attended)
+            states[order[rows], 1 : 1 + completions.longest] = completions.places
+            blocks.append(Block(completions, prompt_of_row[order[rows]]))
+        ids = in_sequence(input_ids)
+        positions = in_sequence(torch.arange(input_ids.size(1), device=ids.device).expand_as(input_ids))
         if multiple is not None:
             missing = (0, -len(ids) % multiple)
             ids = torch.nn.functional.pad(ids, missing)
             positions = torch.nn.functional.pad(positions, missing)
-        lengths = torch.cat([prompt_lengths, completion_lengths])
-        starts = lengths.cumsum(0) - lengths
-        prompts, tokens_of_prompts = _places(starts[: len(first_rows)], prompt_lengths)
-        completions, tokens_of_completions = _places(starts[len(first_rows) :], completion_lengths)
-        last_of_prompt = (starts[: len(first_rows)] + prompt_lengths - 1)[prompt_of_row]
-        states = torch.zeros(len(input_ids), completion_width + 1, dtype=torch.int64, device=input_ids.device)
-        states[:, 0] = last_of_prompt
-        states[:, 1 : 1 + completions.size(1)] = completions[:, :completion_width]
-        attended_flat = torch.cat([of_prompts[are_prompts], of_completions[are_completions]])
-        return cls(
-            ids=ids.unsqueeze(0),
-            positions=positions.unsqueeze(0),
-            prompts=prompts,
-            completions=completions,
-            prompt_lengths=prompt_lengths,
-            prompt_of_row=prompt_of_row,
-            attended_prompts=attended_flat[prompts],
-            attended_completions=attended_flat[completions],
-            tokens_of_prompts=tokens_of_prompts,
-            tokens_of_completions=tokens_of_completions,
-            states=states,
-        )
+        return cls(ids.unsqueeze(0), positions.unsqueeze(0), prompts, blocks, states)
 
     @property
     def num_tokens(self) -> int:
         """N."""
         return self.ids.size(1)
 
-    def masks(self, window: int | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def masks(self, window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
         """
         What tokens attend to, made once for all layers: 0, and the least number of the dtype where they do not.
 
@@ -164,58 +220,47 @@ class Packing:
             like (`torch.Tensor`): has the dtype and the device of the masks.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: prompts over themselves, `(m, 1, P, P)`; completions over their prompt
-                and themselves, `(R, 1, T, P + T)`.
+            `list[torch.Tensor]`: of prompts, `(m, 1, P, P)`; and of each block, `(r, 1, T, P + T)`.
         """
         key = (window, like.dtype)
         if key not in self._masks:
-            sees = (self._seen_by_prompts(window), self._seen_by_completions(window))
-            self._masks[key] = (_additive(sees[0], like), _additive(sees[1], like))
+            seen = [self.prompts.sees(window), *(block.sees(self.prompts, window) for block in self.blocks)]
+            self._masks[key] = [_additive(sees, like) for sees in seen]
         return self._masks[key]
 
-    def _seen_by_prompts(self, window: int | None) -> torch.Tensor:
-        """Bool `(m, P, P)`."""
-        places = torch.arange(self.prompts.size(1), device=self.ids.device)
-        distance = places[:, None] - places
-        sees = (distance >= 0) & self.attended_prompts[:, None, :]
-        return sees if window is None else sees & (distance < window)
 
-    def _seen_by_completions(self, window: int | None) -> torch.Tensor:
-        """Bool `(R, T, P + T)`."""
-        places = torch.arange(self.completions.size(1), device=self.ids.device)
-        places_of_prompt = torch.arange(self.prompts.size(1), device=self.ids.device)
-        lengths = self.prompt_lengths[self.prompt_of_row]  # (R,)
-        own_distance = (places[:, None] - places).expand(len(lengths), -1, -1)
-        prompt_distance = lengths[:, None, None] + places[:, None] - places_of_prompt
-        is_of_prompt = (places_of_prompt < lengths[:, None]) & self.attended_prompts[self.prompt_of_row]
-        sees_prompt = is_of_prompt[:, None, :].expand_as(prompt_distance)
-        sees_own = (own_distance >= 0) & self.attended_completions[:, None, :]
-        sees = torch.cat([sees_prompt, sees_own], dim=2)
-        distance = torch.cat([prompt_distance, own_distance], dim=2)
-        return sees if window is None else sees & (distance < window)
+def _blocks(lengths: torch.Tensor, prompt_width: int) -> list[slice]:
+    """
+    Completions in blocks, so that attention computes little padding. Found by dynamic programming.
+
+    Args:
+        lengths (`torch.Tensor` of shape `(R,)`): of completions, the longest first.
+        prompt_width (`int`): P, columns of prompts.
+
+    Returns:
+        `list[slice]`: of the rows.
+    """
+    price = PRICE_OF_A_BLOCK.get(lengths.device.type, PRICE_ON_AN_ACCELERATOR)
+    longest = lengths.cpu().numpy()
+    pairs = longest * (prompt_width + longest)  # of a row, in a block that begins with this one
+    costs = [0]
+    starts: list[int] = []
+    for end in range(1, len(longest) + 1):
+        of_starts = np.array(costs) + price + np.arange(end, 0, -1) * pairs[:end]
+        starts.append(int(of_starts.argmin()))
+        costs.append(int(of_starts.min()))
+    blocks: list[slice] = []
+    end = len(longest)
+    while end > 0:
+        blocks.insert(0, slice(starts[end - 1], end))
+        end = starts[end - 1]
+    return blocks
 
 
 def _additive(sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """What is added to scores of attention, `(rows, queries, keys)` to `(rows, 1, queries, keys)`."""
     mask = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
-
-
-def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Places of sequences in one, one row for each, and which of these places hold tokens.
-
-    Args:
-        starts (`torch.Tensor` of shape `(n,)`): place of each sequence's first token.
-        lengths (`torch.Tensor` of shape `(n,)`): tokens of each.
-
-    Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: int64 `(n, longest)`, and flat int64 indices into it.
-    """
-    columns = torch.arange(max(int(lengths.max()), 1), device=lengths.device)
-    is_token = columns < lengths[:, None]
-    places = torch.where(is_token, starts[:, None] + columns, 0)
-    return places, is_token.flatten().nonzero().squeeze(1)
 
 
 class _Present:
@@ -294,37 +339,26 @@ def _attention(
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     packing.num_calls += 1
     packing.num_windows += window is not None
-    prompt_mask, completion_mask = packing.masks(window, query)
-    of_rows = packing.prompt_of_row
-    prompt_keys = _by_row(key, packing.prompts)
-    prompt_values = _by_row(value, packing.prompts)
-    of_prompts, _ = function(
-        module,
-        _by_row(query, packing.prompts),
-        prompt_keys,
-        prompt_values,
-        prompt_mask,
-        **kwargs,
-    )
-    of_completions, _ = function(
-        module,
-        _by_row(query, packing.completions),
-        torch.cat([prompt_keys[of_rows], _by_row(key, packing.completions)], dim=2),
-        torch.cat([prompt_values[of_rows], _by_row(value, packing.completions)], dim=2),
-        completion_mask,
-        **kwargs,
-    )
-    prompts = of_prompts.flatten(0, 1).index_select(0, packing.tokens_of_prompts)
-    completions = of_completions.flatten(0, 1).index_select(0, packing.tokens_of_completions)
-    padding = prompts.new_zeros(packing.num_tokens - len(prompts) - len(completions), *prompts.shape[1:])
-    return torch.cat([prompts, completions, padding]).unsqueeze(0), None
-
-
-def _by_row(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Tokens of a sequence by row: `(1, heads, N, d)` to `(rows, heads, columns, d)`."""
-    rows, columns = places.shape
-    taken = states[0].index_select(1, places.flatten())  # (heads, rows x columns, d)
-    return taken.unflatten(1, (rows, columns)).transpose(0, 1)
+    prompts = packing.prompts
+    of_prompts, *of_blocks = packing.masks(window, query)
+    prompt_keys = prompts.rows_of(key)
+    prompt_values = prompts.rows_of(value)
+    outputs, _ = function(module, prompts.rows_of(query), prompt_keys, prompt_values, of_prompts, **kwargs)
+    results = [prompts.tokens_of(outputs)]
+    for block, mask in zip(packing.blocks, of_blocks, strict=True):
+        completions = block.completions
+        outputs, _ = function(
+            module,
+            completions.rows_of(query),
+            torch.cat([prompt_keys[block.prompt_of_row], completions.rows_of(key)], dim=2),
+            torch.cat([prompt_values[block.prompt_of_row], completions.rows_of(value)], dim=2),
+            mask,
+            **kwargs,
+        )
+        results.append(completions.tokens_of(outputs))
+    padding = packing.num_tokens - sum(map(len, results))
+    results.append(outputs.new_zeros(padding, *outputs.shape[2:]))
+    return torch.cat(results).unsqueeze(0), None
 
 
 def _function_of(
