@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import tables, update
 from benchmarks.curves import band, on_grid
+from benchmarks.figures import BLUE, GREY, ORANGE, YELLOW, axis_of
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves_of, ends, ratio_table
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS, PLAIN_RATE, SELECTION_RATE, runs_of_study
@@ -25,13 +26,10 @@ from benchmarks.lab.train import RunSpec
 from benchmarks.savings import (
     Settings,
     by_setting,
-    decision_table,
     group_sizes_table,
-    kinds_table,
     savings_table,
-    sooner_table,
+    short_runs_table,
     steps_table,
-    summary_table,
 )
 from benchmarks.smollm2 import RUNS
 from benchmarks.smollm2.__main__ import TRIAL
@@ -46,14 +44,7 @@ PAGES = (
     ROOT / "benchmarks" / "RESULTS.md",
 )
 UPDATES = update.RESULTS / "cpu.jsonl"
-#: Which colour-blind readers can tell apart; each is legible on white and on black
-COLOURS = {
-    BASELINE: "#808080",
-    "compact": "#C49A00",
-    "selection": "#D55E00",
-    "fill": "#2F8FD8",
-}
-INK = "#7A7A7A"  # of text and axes, for the same reason
+COLOURS = {BASELINE: GREY, "compact": YELLOW, "selection": ORANGE, "fill": BLUE}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 
 
@@ -123,8 +114,8 @@ def pretrained_runs(pool: str, trials: bool = False) -> Settings:
     return by_setting(runs)
 
 
-def pretrained_suites() -> dict[str, Settings]:
-    """The runs of the pretrained model that are compared, by suite."""
+def short_suites() -> dict[str, Settings]:
+    """The runs of the pretrained model that have less than one pass, by suite."""
     return {
         "short questions": pretrained_runs("mixed"),
         "reasoning-gym": pretrained_runs("gym"),
@@ -132,36 +123,19 @@ def pretrained_suites() -> dict[str, Settings]:
     }
 
 
-def suites() -> dict[str, Settings]:
-    """The runs that show what methods need to reach plain GRPO's end, by suite."""
-    return {"synthetic": by_setting(runs_of_study("time")), **pretrained_suites()}
-
-
 # Pages and pictures
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "time": lambda: summary_table(suites(), TIME),
-    "rollouts": lambda: summary_table(suites(), "rollouts"),
-    "decision": lambda: decision_table(suites()),
-    "sooner": lambda: sooner_table(suites()),
-    "savings": lambda: savings_table(by_setting(runs_of_study("time"))),
+    "synthetic": lambda: savings_table(by_setting(runs_of_study("time"))),
     "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
     "update": lambda: update.page_table(update.read_results(UPDATES)),
-    "update in short": lambda: update.short_table(update.read_results(UPDATES)),
-    "steps": lambda: steps_table(pretrained_suites()),
+    "update in short": lambda: update.page_table(update.read_results(UPDATES), update.IN_SHORT),
+    "steps": lambda: steps_table(short_suites()),
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
-    "mixed": lambda: savings_table(pretrained_runs("mixed")),
-    "mixed, kinds": lambda: kinds_table(pretrained_runs("mixed"), ("selection", "fill")),
-    "mixed, tried rates": lambda: savings_table(pretrained_runs("mixed", trials=True), baseline_method="compact"),
-    "gym": lambda: savings_table(pretrained_runs("gym")),
-    "gym, tried rates": lambda: savings_table(pretrained_runs("gym", trials=True), baseline_method="compact"),
-    "gym, kinds": lambda: kinds_table(pretrained_runs("gym"), ("selection", "fill")),
-    "worked": lambda: savings_table(pretrained_runs("worked")),
-    "worked, tried rates": lambda: savings_table(pretrained_runs("worked", trials=True), baseline_method="compact"),
-    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill")),
+    "short runs": lambda: short_runs_table(short_suites()),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -186,30 +160,10 @@ def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
         x (`str`): The column that is the horizontal axis.
         label (`str`): What that axis is called.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    style = {
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.fonttype": "none",
-        # The same picture is the same file
-        "svg.hashsalt": path.stem,
-    }
-    with matplotlib.rc_context(style):
-        figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    with axis_of(path) as axis:
         _draw_methods(axis, curves, x, label)
         axis.set(ylabel="accuracy on held-out prompts", ylim=(0, None))
         axis.legend(frameon=False, loc="lower right")
-        figure.savefig(path, format="svg", metadata={"Date": None}, transparent=True)
-        plt.close(figure)
 
 
 def _draw_methods(axis: Any, curves: list[Curve], x: str, label: str) -> None:
@@ -228,7 +182,6 @@ def _draw_methods(axis: Any, curves: list[Curve], x: str, label: str) -> None:
                 axis.plot(*run, color=colour, linewidth=0.7, alpha=0.7)
     axis.set(xlabel=label, xlim=(0, None))
     axis.xaxis.set_major_formatter("{x:,.0f}")
-    axis.grid(color=INK, alpha=0.25)
 
 
 def print_tables() -> None:
@@ -239,7 +192,7 @@ def print_tables() -> None:
 def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-    draw(runs_at_best_rates(), PICTURES / "readme.svg", TIME, "CPU time in seconds")
+    draw(runs_at_best_rates(), PICTURES / "synthetic.svg", TIME, "CPU time in seconds")
 
 
 def main() -> None:

@@ -13,16 +13,6 @@ from benchmarks.curves import band, final, geometric_mean, reach
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, cost, ends
 
 
-HEADER = [
-    "method",
-    "learning rate",
-    "seeds",
-    "CPU time",
-    "rollouts",
-    "after the same CPU time",
-    "at the end",
-    "effective groups",
-]
 #: Groups a step of most runs of the pretrained model
 USUAL_PROMPTS = 8
 #: Methods whose steps are compared: each has as many groups in a step
@@ -117,7 +107,6 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
             [
                 tables.title(setting.method),
                 f"{setting.rate:g}",
-                str(len(runs)),
                 cost(runs, baseline, TIME),
                 cost(runs, baseline, "rollouts"),
                 tables.difference(after_same_time(runs, baseline)),
@@ -125,7 +114,8 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
                 tables.mean([run.effective_share() for run in runs], digits=2),
             ]
         )
-    return tables.markdown(HEADER, rows)
+    header = ["method", "learning rate", "CPU time", "rollouts", "at equal time", "success", "effective groups"]
+    return tables.markdown(header, rows)
 
 
 def costs_table(settings: Settings) -> str:

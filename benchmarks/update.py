@@ -673,60 +673,55 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return sorted(latest.values(), key=lambda result: (result["model"], places[result["name"]]))
 
 
-def page_table(results: Sequence[dict[str, Any]]) -> str:
-    """Results for a page: shares of TRL's tokens and time, and the peak memory."""
+def page_table(results: Sequence[dict[str, Any]], names: Sequence[str] | None = None) -> str:
+    """
+    Results for a page: the share of TRL's time, the peak memory, and the shares of the first update and of the tokens.
+
+    Args:
+        results (`Sequence[dict]`): see [`read_results`].
+        names (`Sequence[str]`, *optional*): these rows alone, in their order, and of them time and memory.
+    """
+    by_name = {result["name"]: result for result in results}
     rows = []
-    for result in results:
+    for result in results if names is None else [by_name[name] for name in names]:
         tokens = sum(result[COMPACT]["tokens"]) / sum(result[TRL]["tokens"])
         ours, theirs = (result[name]["peak_bytes"] / 2**30 for name in (COMPACT, TRL))
-        rows.append(
-            [
-                GROUPS_IN_WORDS[result["one_in"]],
-                f"{result['prompt']:,} tokens" if result["prompt"] else "as recorded",
-                setting_in_words(result),
-                f"{tokens:.2f}",
-                time_ratio(result),
-                first_ratio(result),
-                f"{ours:.2f} instead of {theirs:.2f} GiB",
-            ]
-        )
-    return markdown(["groups with a gradient", "prompts", "setting", "tokens", "time", "first update", "memory"], rows)
+        cells = [row_in_words(result), time_ratio(result), f"{ours:.2f} of {theirs:.2f} GiB"]
+        rows.append(cells if names is not None else [*cells, first_ratio(result), f"{tokens:.2f}"])
+    header = ["groups with a gradient", "time", "memory", "first update", "tokens"]
+    return markdown(header[: len(rows[0])], rows)
 
 
 GROUPS_IN_WORDS = {1: "all", 2: "half", 3: "a third"}
 
 
-def setting_in_words(result: dict[str, Any]) -> str:
-    """In what a row differs from the first one, its groups and prompts aside."""
-    words = []
+def row_in_words(result: dict[str, Any]) -> str:
+    """Which groups of a row have a gradient, and in what it differs from the first row otherwise."""
+    words = [GROUPS_IN_WORDS[result["one_in"]]]
     if result["replay"]:
         words.append("stored groups in the places of the others")
-    if result["checkpointing"]:
-        words.append("gradient checkpointing")
+    if result["prompt"]:
+        words.append(f"prompts of {result['prompt']:,} tokens")
     if result["micro_batch"] != ROWS[0].micro_batch:
         words.append(f"micro-batches of {result['micro_batch']}")
     if result["cap"] != ROWS[0].cap:
-        words.append(f"at most {result['cap']:,} tokens of a completion")
+        words.append(f"completions of at most {result['cap']:,} tokens")
     if result["every_position"]:
         words.append("TRL's loss scores prompts, too")
+    if result["checkpointing"]:
+        words.append("gradient checkpointing")
     return ", ".join(words)
 
 
-#: Rows of the table for readers in a hurry, with what they are called there
-IN_SHORT = {
-    "checkpointing": "all, gradient checkpointing (TRL's default)",
-    "checkpointing, half effective": "half, gradient checkpointing",
-    "all effective": "all",
-    "half effective": "half",
-    "prompts of 1,500": "all, prompts of 1,500 tokens",
-}
-
-
-def short_table(results: Sequence[dict[str, Any]]) -> str:
-    """The time of some rows."""
-    by_name = {result["name"]: result for result in results}
-    rows = [[words, time_ratio(by_name[name])] for name, words in IN_SHORT.items()]
-    return markdown(["groups with a gradient", "time"], rows)
+#: Rows of the table for readers in a hurry
+IN_SHORT = (
+    "checkpointing",
+    "checkpointing, half effective",
+    "checkpointing, prompts of 1,500",
+    "all effective",
+    "half effective",
+    "prompts of 1,500",
+)
 
 
 def print_tables(results: Sequence[dict[str, Any]]) -> None:

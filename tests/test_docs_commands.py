@@ -114,7 +114,11 @@ def check_python(arguments: list[str]) -> None:
     if arguments[0] != "-m":
         assert (ROOT / arguments[0]).is_file()
         return
-    benchmarks = {"benchmarks.lab": "benchmarks.lab.cli", "benchmarks.smollm2": "benchmarks.smollm2.__main__"}
+    benchmarks = {
+        "benchmarks.lab": "benchmarks.lab.cli",
+        "benchmarks.smollm2": "benchmarks.smollm2.__main__",
+        "benchmarks.real_log": "benchmarks.real_log.__main__",
+    }
     module = importlib.import_module(benchmarks.get(arguments[1], arguments[1]))
     assert hasattr(module, "main")
     if arguments[1] in benchmarks:

@@ -3,6 +3,7 @@ What selection finds in the log of a real GRPO run.
 
     python -m benchmarks.real_log                             # every method, in a few minutes on one core
     python -m benchmarks.real_log --methods dots greso --seeds 3 4 --prompts odd
+    python -m benchmarks.real_log --draw                      # only docs/img/real_log.svg
 
 Prints Markdown tables: the share of groups with a gradient, how often prompts of each band were drawn, and how well
 success was predicted.
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks import tables
+from benchmarks.figures import BLUE, GREEN, GREY, ORANGE, axis_of
 from benchmarks.real_log.methods import METHODS
 from benchmarks.real_log.replaying import BANDS, FIRST_VISITS, Log, Replayed, Setting, read, replay
 
@@ -32,6 +35,9 @@ SETTINGS = (
 PREDICTED = SETTINGS[3]
 SEEDS = (0, 1, 2)
 PARTS = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
+
+COLOURS = {"uniform": GREY, "greso": ORANGE, "dots": BLUE, "column": GREEN}
+PICTURE = Path(__file__).parents[2] / "docs" / "img" / "real_log.svg"
 
 Runs = dict[tuple[str, Setting], list[Replayed]]
 
@@ -112,6 +118,22 @@ def _quality(replayed: Replayed, number: int) -> tuple[float, float, float, floa
     return correlation, area, chances[known].mean(), is_effective[known].mean()
 
 
+def draw(path: Path, log: Log, seeds: Sequence[int]) -> None:
+    """
+    Draw the share of groups with a gradient over the passes of one setting: means over seeds, and over half a pass
+    before each point.
+    """
+    width = round(0.5 * len(log) / PREDICTED.prompts)  # batches
+    with axis_of(path) as axis:
+        for name, colour in COLOURS.items():
+            of_seeds = [replay(METHODS[name], log, PREDICTED, seed).effective.mean(axis=1) for seed in seeds]
+            shares = np.convolve(np.mean(of_seeds, axis=0), np.full(width, 1 / width), mode="valid")
+            passes = np.arange(width, width + len(shares)) * PREDICTED.prompts / len(log)
+            axis.plot(passes, shares, color=colour, linewidth=2, label=METHODS[name].title)
+        axis.set(xlabel="passes over the prompts", ylabel="groups with a gradient", xlim=(0, None), ylim=(0, 1))
+        axis.legend(frameon=False, loc="lower right")
+
+
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """
     The chance that a positive has a higher score than a negative, ties counting half.
@@ -128,14 +150,22 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float(above / (num_positive * num_negative))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_log", description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--prompts", choices=PARTS, default="all", help="settings were chosen on the even ones")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--draw", action="store_true", help=f"draw {PICTURE.name}, and print nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
     torch.set_num_threads(1)
     log = read(PARTS[given.prompts])
+    if given.draw:
+        draw(PICTURE, log, given.seeds)
+        return
     shares = np.bincount(log.bands(), minlength=len(BANDS)) / len(log)
     runs = run(given.methods, log, given.seeds)
     known = np.isfinite(log.other_model)

@@ -109,17 +109,20 @@ def test_a_page_shows_the_latest_measurement_of_each_row_in_their_order(tmp_path
     ]
     path = tmp_path / "cpu.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in results))
-    lines = page_table(read_results(path)).splitlines()[2:]
-    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
-        ["all", "as recorded", "", "0.25", "0.45 (0.40-0.50)", "0.75", "1.00 instead of 2.00 GiB"],
-        ["half", "as recorded", "", "0.25", "0.25 (0.20-0.30)", "0.75", "1.00 instead of 2.00 GiB"],
+    results = read_results(path)
+
+    def cells(table: str) -> list[list[str]]:
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+    assert cells(page_table(results)) == [
+        ["all", "0.45 (0.40-0.50)", "1.00 of 2.00 GiB", "0.75", "0.25"],
+        ["half", "0.25 (0.20-0.30)", "1.00 of 2.00 GiB", "0.75", "0.25"],
         [
-            "all",
-            "1,500 tokens",
-            "gradient checkpointing",
-            "0.25",
+            "all, prompts of 1,500 tokens, gradient checkpointing",
             "0.55 (0.50-0.60)",
+            "1.00 of 2.00 GiB",
             "0.75",
-            "1.00 instead of 2.00 GiB",
+            "0.25",
         ],
     ]
+    assert cells(page_table(results, ["half effective"])) == [["half", "0.25 (0.20-0.30)", "1.00 of 2.00 GiB"]]
