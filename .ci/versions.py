@@ -39,6 +39,7 @@ ROWS = {
 TESTS = [
     "tests/test_compat.py",
     "tests/test_identity.py",
+    "tests/compact",
     "tests/replay/test_replay_in_training.py",
     "tests/checkpoint/test_exact_resume.py",
     "tests/distributed/test_processes.py",
