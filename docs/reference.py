@@ -36,9 +36,9 @@ def configuration() -> str:
     """The whole page, as Markdown, from the fields of the configuration."""
     parts = [
         "# Configuration",
-        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` "
-        "and a key of a recipe. The [glossary](how_it_works.md#glossary) explains the terms, and [API](api.md#selectors) "
-        "has the arguments of the selectors.",
+        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
+        "`trl-dataeff grpo` and a key of a recipe. The [glossary](how_it_works.md#glossary) explains the terms, and "
+        "[API](api.md#selectors) has the arguments of the selectors.",
     ]
     for title, rows in _sections().items():
         parts.append(f"## {title}")
