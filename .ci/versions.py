@@ -52,15 +52,10 @@ INTRODUCTION = """\
 
 <!-- Written by `make test-versions`. -->
 
-This page lists the versions of TRL and other libraries with which the package was tested. Each row is an environment \
-of its own, in which the tests that depend on TRL ran on a CPU.
-
-- *lowest* has the lowest versions that the package allows, except for torch.
-- *newest* has the newest version of everything.
-- Tests that a version cannot run are left out, such as sharding with Transformers 5.3.
-- With Transformers below 5.13, tools need the package `jmespath`.
-- TRL 1.15.0 is not in the table, because its loss needs Triton, and so a GPU.
-- The project's CI tests other versions of Python.
+The tests that depend on TRL ran on a CPU with each row's versions. *lowest* has the lowest ones that the package \
+allows, except for torch. Tests that a version cannot run are left out, such as sharding with Transformers 5.3. With \
+Transformers below 5.13, tools need the package `jmespath`. The loss of TRL 1.15.0 needs Triton, and so a GPU. CI \
+tests other versions of Python.
 """
 SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
 

@@ -24,6 +24,11 @@ NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
 ARGUMENT = re.compile(r'(?s)<tr class="doc-section-item">.*?</tr>')
 TYPE = re.compile(r"(<td[^>]*>\s*<code>)([^<]*)(</code>\s*</td>)")
 MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")
+TABLE = re.compile(r"(?s)<table>.*?</table>")
+HEADING = re.compile(r"(?s)<th[^>]*>(.*?)</th>")
+ROW = re.compile(r"(?s)<tr[^>]*>.*?</tr>")
+CELL = re.compile(r"<td(?=[\s>])")
+TAG = re.compile(r"<[^>]+>")
 
 
 def on_files(files: Files, config: Any, **kwargs: Any) -> Files:
@@ -45,7 +50,19 @@ def _links_from_docs(markdown: str) -> str:
 
 def on_page_content(content: str, **kwargs: Any) -> str:
     content = NAMED.sub(r"<code>\1</code>", FORMULA.sub(_mathml, content))
-    return ARGUMENT.sub(lambda row: TYPE.sub(_plain_type, row[0]), content)
+    content = ARGUMENT.sub(lambda row: TYPE.sub(_plain_type, row[0]), content)
+    return TABLE.sub(lambda table: _with_labels(table[0]), content)
+
+
+def _with_labels(table: str) -> str:
+    """A table whose cells name their column: on a phone, `site.css` shows them one below the other."""
+    labels = [TAG.sub("", heading).strip().replace('"', "&quot;") for heading in HEADING.findall(table)]
+
+    def labelled(row: re.Match[str]) -> str:
+        names = iter(labels)
+        return CELL.sub(lambda cell: f'{cell[0]} data-label="{next(names)}"', row[0])
+
+    return ROW.sub(labelled, table)
 
 
 def _plain_type(found: re.Match[str]) -> str:

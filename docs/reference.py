@@ -36,11 +36,9 @@ def configuration() -> str:
     """The whole page, as Markdown, from the fields of the configuration."""
     parts = [
         "# Configuration",
-        "This page lists the fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
-        "`trl-dataeff grpo` and a key of a recipe. Values are checked when the configuration is created. Names and "
-        "arguments of selectors are checked when the trainer is created. `docs/reference.py` writes this page.",
-        "B is the number of groups in a generation batch, and G is `num_generations`. The [glossary](how_it_works.md"
-        "#glossary) explains all terms. The arguments of the selectors are on the page [API](api.md).",
+        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
+        "`trl-dataeff grpo` and a key of a recipe. The [glossary](how_it_works.md#glossary) explains the terms, and "
+        "[API](api.md#selectors) has the arguments of the selectors.",
     ]
     for title, rows in _sections().items():
         parts.append(f"## {title}")

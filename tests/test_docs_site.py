@@ -84,6 +84,18 @@ def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_li
     assert "](selectors.md)" in made
 
 
+def test_each_cell_of_a_table_names_its_column():
+    pytest.importorskip("latex2mathml")
+    hooks = module(DOCS / "hooks.py")
+    head = """<thead><tr><th><code>a</code> of &lt;b&gt;</th><th style="text-align: left;">a "c"</th></tr></thead>"""
+    rows = """<tr><td>1</td>\n<td style="text-align: left;">2</td></tr>\n<tr><td>3</td><td></td></tr>"""
+    table = f"<td>outside</td>\n<table>\n{head}\n<tbody>\n{rows}\n</tbody>\n</table>"
+    made = hooks.on_page_content(table)
+    labels = re.findall(r'data-label="([^"]*)"', made)
+    assert labels == ["a of &lt;b&gt;", "a &quot;c&quot;"] * 2
+    assert re.sub(r' data-label="[^"]*"', "", made) == table
+
+
 def test_markup_is_taken_from_the_types_of_docstrings_alone():
     pytest.importorskip("latex2mathml")
     hooks = module(DOCS / "hooks.py")
@@ -93,6 +105,6 @@ def test_markup_is_taken_from_the_types_of_docstrings_alone():
     made = hooks.on_page_content(row)
     assert "<code>str or Name, optional</code>" in made
     assert "<code>2 * b</code>, <code>~/c</code>" in made
-    cell = "<table><tr><td><code>~/`c`</code></td></tr></table>"
+    cell = '<table class="other"><tr><td><code>~/`c`</code></td></tr></table>'
     code = f"<p><code>`a` ** b</code></p>{cell}<pre><code># *`x`*</code></pre>"
     assert hooks.on_page_content(code) == code

@@ -26,10 +26,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
     By default, training is that of [`~trl.GRPOTrainer`] up to rounding, with a faster update. With
     `compact_update=False`, it is that of [`~trl.GRPOTrainer`] to the last bit. Selection and replay are switched on
     with `selection="dots"` and `replay="fill"`.
-
-    In the help, B is the number of groups trained on per generation batch
-    (`generation_batch_size / num_generations`), and G is `num_generations`. A *group* is the G completions of one
-    prompt. It is *zero-variance* if all of its scorable rewards are equal, else *effective*.
     """
 
     if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or rejects
@@ -45,64 +41,57 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={
             "help": 'Selector of the prompts. `"uniform"`: shuffled passes, as in `GRPOTrainer`. `"dots"`: prefers '
             "prompts whose groups are likely to have a gradient, after [arXiv "
-            '2506.05316](https://huggingface.co/papers/2506.05316). `"dots_paper"`: the method as published there, '
-            'with reference rollouts. `"greso"`: skips prompts with repeated zero-variance groups, [arXiv '
+            '2506.05316](https://huggingface.co/papers/2506.05316). `"dots_paper"`: as published there. `"greso"`: '
+            "skips prompts with repeated zero-variance groups, [arXiv "
             "2506.02177](https://huggingface.co/papers/2506.02177). Any other value is the name of a registered "
-            'selector, or the dotted path of a `Selector` class (`"my_module.MySelector"`).'
+            "selector, or the dotted path of a `Selector` class."
         },
     )
     selector_args: dict[str, Any] | str | None = field(
         default=None,
-        metadata={
-            "help": "Keyword arguments of the selector, as JSON values. `DotsSelector`, `PaperDotsSelector` and "
-            "`GresoSelector` document them."
-        },
+        metadata={"help": "Keyword arguments of the selector, as JSON values."},
     )
     prompt_embedding: str | None = field(
         default="policy",
         metadata={
-            "help": 'Model that embeds the prompts for DOTS: `"policy"` (mean of the policy\'s last hidden states), '
-            "or the id or path of another model, which needs the extra `embeddings`. `None` (`null` in a recipe) "
-            "embeds nothing: DOTS then knows prompts by `success_rate_column` and their own groups."
+            "help": 'Model that embeds the prompts for DOTS: `"policy"`, or the id or path of another model, which '
+            "needs the extra `embeddings`. `None` (`null` in a recipe) embeds nothing: DOTS then knows prompts by "
+            "`success_rate_column` and their own groups."
         },
     )
     success_rate_column: str | None = field(
         default=None,
         metadata={
-            "help": "Column of the dataset with success rates in [0, 1] that another model, or this one, had on the "
-            "prompts. DOTS selects by it from the first batch on, and learns from the run's own groups how far it "
-            "holds. Values may be missing."
+            "help": "Column of the dataset with success rates in [0, 1] that any model had on the prompts. DOTS "
+            "selects by it from the first batch on. Values may be missing."
         },
     )
     stratify_by: str | None = field(
         default=None,
         metadata={
             "help": "Column of the dataset with the kind of each prompt, such as its source. DOTS draws kinds by "
-            "their shares of the dataset, and selects within each."
+            "their shares of the dataset."
         },
     )
     reward_range: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Lowest and highest total reward. They map to success rates 0 and 1. If unset, the lowest and "
-            "highest seen so far."
+            "help": "Lowest and highest total reward, which map to success rates 0 and 1. If unset, those seen so far."
         },
     )
     max_rollout_rounds: int = field(
         default=1,
         metadata={
             "help": "Largest number of rounds of rollouts in a generation batch. Above 1, further rounds replace "
-            "zero-variance groups until the batch is full (dynamic sampling, DAPO, [arXiv "
-            "2503.14476](https://huggingface.co/papers/2503.14476)). Training needs fewer optimizer steps, and a step "
-            "generates more rollouts."
+            "zero-variance groups until the batch is full (dynamic sampling, [arXiv "
+            "2503.14476](https://huggingface.co/papers/2503.14476))."
         },
     )
     rollout_margin: float = field(
         default=1.0,
         metadata={
-            "help": "Oversampling factor, at least 1, with `max_rollout_rounds` above 1. A round generates "
-            "`ceil(margin * missing / (1 - z))` groups, at least 0.25 B and at most 1.5 B, where z is the running "
-            "share of zero-variance groups. The GRESO paper uses 1.25."
+            "help": "Oversampling factor of a round, at least 1, with `max_rollout_rounds` above 1. The GRESO paper "
+            "uses 1.25."
         },
     )
 
@@ -110,56 +99,47 @@ class DataEfficientGRPOConfig(GRPOConfig):
     replay: Literal["fill", "share", "off"] = field(
         default="off",
         metadata={
-            "help": '`"off"`: nothing is replayed. `"fill"`: stored groups take the places of zero-variance groups. A '
-            'step generates as many rollouts as with `GRPOTrainer`. `"share"`: stored groups take `replay_fraction` '
-            "of the places, and only the others are generated, as in [arXiv "
-            "2506.05316](https://huggingface.co/papers/2506.05316)."
+            "help": '`"off"`: nothing is replayed. `"fill"`: stored groups take the places of zero-variance groups. '
+            '`"share"`: stored groups take `replay_fraction` of the places, and only the others are generated, as '
+            "in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316)."
         },
     )
     replay_fraction: float = field(
         default=0.5,
-        metadata={
-            "help": 'With `replay="share"`: share of the places that stored groups take, in (0, 1), once the buffer '
-            "holds enough of them."
-        },
+        metadata={"help": 'With `replay="share"`: share of the places that stored groups take, in (0, 1).'},
     )
     replay_capacity: int = field(
         default=512,
-        metadata={
-            "help": "Maximum number of groups in the replay buffer. The buffer holds the newest group of each prompt, "
-            "if that group is effective."
-        },
+        metadata={"help": "Maximum number of groups in the replay buffer."},
     )
     replay_max_age: int | None = field(
         default=5,
         metadata={
             "help": "Age in generation batches beyond which a stored group is not replayed. `None` (`null` in a "
-            "recipe) sets no limit other than `replay_capacity`."
+            "recipe) sets no limit."
         },
     )
     replay_order: Literal["newest", "random"] = field(
         default="newest",
         metadata={
-            "help": 'Which stored groups are replayed first. `"newest"`: those that were replayed least, and of these '
-            'the newest. `"random"`: any, as in the DOTS paper.'
+            "help": 'Which stored groups are replayed first: `"newest"` ones, of those that were replayed least, or '
+            '`"random"` ones.'
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(
         default="behavior",
         metadata={
-            "help": 'Policy on which the clip of replayed groups is centred. `"behavior"`: the policy that sampled '
-            'them ([arXiv 2506.05316](https://huggingface.co/papers/2506.05316)). `"proximal"`: the policy at the '
-            "start of the generation batch (pi_old)."
+            "help": 'Policy on which the clip of replayed groups is centred: `"behavior"`, the one that sampled '
+            'them, or `"proximal"`, the one at the start of the generation batch.'
         },
     )
     replay_ratio_cap: float | None = field(
         default=2.0,
         metadata={
-            "help": 'Upper bound on the ratio of a replayed token, at least 1. With `replay_clip="behavior"`, a token '
-            "with a negative advantage has no gradient beyond it (dual clip, [arXiv "
-            '1912.09729](https://huggingface.co/papers/1912.09729)). With `"proximal"`, pi_old / pi_behavior is '
-            'truncated at it. `loss_type="vespo"` with `"behavior"` ignores it, because its weight vanishes by '
-            "itself. `None` (`null` in a recipe) sets no bound."
+            "help": 'Upper bound on the ratio of a replayed token, at least 1. With `replay_clip="behavior"`, it '
+            "bounds tokens with a negative advantage (dual clip, [arXiv "
+            '1912.09729](https://huggingface.co/papers/1912.09729)); with `"proximal"`, it truncates pi_old / '
+            "pi_behavior. `None` (`null` in a recipe) sets no bound."
         },
     )
 
@@ -167,10 +147,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
     compact_update: bool = field(
         default=True,
         metadata={
-            "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, and "
-            "all but one computation of a prompt in a micro-batch. The weights are TRL's up to rounding. A part that "
-            "is not exact with a loss or a model is off. The first update computes the gradient of a few rows both "
-            "ways, and a line says what is off."
+            "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, "
+            "and repeated prompts. The weights are TRL's up to rounding. The first update computes the gradient of "
+            "a few rows both ways, and a line says what is off."
         },
     )
 
@@ -185,9 +164,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
     max_unscored_completions: int | None = field(
         default=512,
         metadata={
-            "help": "Number of completions after which a run ends with an error if no reward function has given any "
-            "of them a score. It applies to runs with selection, replay or several rounds. `None` (`null` in a "
-            "recipe) sets no limit, for rewards that begin later."
+            "help": "Number of completions after which a run with selection, replay or several rounds ends with an "
+            "error if none of them got a score. `None` (`null` in a recipe) sets no limit."
         },
     )
 
