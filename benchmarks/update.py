@@ -121,6 +121,7 @@ ROWS = (
     Row("checkpointing", checkpointing=True),
     Row("checkpointing, half effective", one_in=2, checkpointing=True),
     Row("checkpointing, prompts of 1,500", prompt=1500, checkpointing=True),
+    Row("checkpointing, prompts of 1,500, half effective", prompt=1500, one_in=2, checkpointing=True),
     Row("checkpointing, half replayed", one_in=2, replay=True, checkpointing=True),
     Row("prompts of 500, half effective", prompt=500, one_in=2),
     Row("prompts of 1,500, half effective", prompt=1500, one_in=2),

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig, PromptTuningConfig
 from transformers import (
@@ -26,6 +27,7 @@ from tests.compact.test_compaction import assert_same_weights
 from tests.factories.comparison import messages
 from tests.factories.tiny import logged, run, tiny_tokenizer
 from tests.factories.training import CountedRows
+from trl_dataeff.compact.exact import has_fused_head
 
 
 SIZES = {
@@ -214,3 +216,58 @@ def test_in_bfloat16_what_changes_no_more_than_rounding_is_left_out(name, weight
     assert all(part in text for part, text in zip(switched_off, warnings, strict=True))
     (saved,) = logged(ours, "dataeff/update/tokens_saved")
     assert max(saved) > 0.4
+
+
+class MeansOfChunks(torch.nn.Module):
+    """Adds the mean of each chunk of 40 tokens to its tokens, if there are so many."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states, *args, **kwargs):
+        states = self.layer(states, *args, **kwargs)
+        whole = states.size(1) // 40 * 40
+        chunks = states[:, :whole].unflatten(1, (-1, 40))
+        mixed = (chunks + chunks.mean(2, keepdim=True)).flatten(1, 2)
+        return torch.cat([mixed, states[:, whole:]], dim=1)
+
+
+def test_a_layer_that_mixes_tokens_of_long_sequences_is_found(tmp_path, caplog_transformers):
+    """No row is long enough for it, but the sequence of all tokens is."""
+    model = model_of("llama")
+    model.model.layers[0].mlp = MeansOfChunks(model.model.layers[0].mlp)
+    short = {"max_completion_length": 16}
+    plain = train(tmp_path / "a", GRPOTrainer, model, **short)
+    ours = train(tmp_path / "b", CountedRows, model, compact_update=True, **short)
+    assert_same_weights(plain, ours, tolerance=2e-5)
+    (warning,) = messages(caplog_transformers, "switched off, because")
+    assert "one sequence" in warning
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-h1"])
+def test_a_reference_of_another_architecture(name, tmp_path):
+    """What was checked is the policy."""
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "policy")  # which TRL loads as a reference
+    model.config._name_or_path = str(tmp_path / "policy")
+    weights = []
+    for trainer_class in (GRPOTrainer, CountedRows):
+        own = {} if trainer_class is GRPOTrainer else {"compact_update": True}
+        options = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 3, "num_generations": 8, "beta": 0.5}
+        batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_completion_length": 24}
+        trainer = {"model": copy.deepcopy(model), "train_dataset": prompts_of_many_lengths()}
+        made = run(
+            tmp_path / trainer_class.__name__,
+            trainer_class,
+            rewards=reward,
+            train=False,
+            trainer=trainer,
+            **{**options, **batches, **own},
+        )
+        made.ref_model = model_of(name).eval()
+        if has_fused_head():
+            trl.trainer.utils.add_fused_lm_head(made.ref_model)
+        made.train()
+        weights.append(made)
+    assert_same_weights(*weights, tolerance=2e-5)

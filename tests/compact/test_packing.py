@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     FalconH1Config,
     Gemma2Config,
@@ -18,10 +19,11 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.compact.test_models import EXPERTS, GPT2_SIZES, LAYERS, MAMBA, NO_DROPOUT, SIZES
 from trl_dataeff.compact import packing
-from trl_dataeff.compact.packing import Packing, can_pack, forward_packed
+from trl_dataeff.compact.packing import Packing, can_pack, forward_packed, knows_attention
 
 
 VOCABULARY = 40
@@ -60,7 +62,7 @@ def model_of(name: str, implementation: str = "sdpa"):
     return model if name == "experts" or implementation == "eager" else model.double()
 
 
-def micro_batch():
+def micro_batch(holes=True):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, VOCABULARY, (len(PROMPTS), sum(WIDTHS)), generator=generator)
     ids[[1, 3], : WIDTHS[0]] = ids[0, : WIDTHS[0]]
@@ -69,8 +71,9 @@ def micro_batch():
     starts = WIDTHS[0] - torch.tensor(PROMPTS)
     ends = WIDTHS[0] + torch.tensor(COMPLETIONS)
     mask = (columns >= starts[:, None]) & (columns < ends[:, None])
-    mask[2, 8] = False  # within a completion
-    mask[[0, 1, 3], 3] = False  # within a prompt
+    if holes:
+        mask[2, 8] = False  # within a completion
+        mask[[0, 1, 3], 3] = False  # within a prompt
     return ids * mask, mask.long()
 
 
@@ -89,8 +92,8 @@ def gradient_of(model, states, mask):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def assert_same(model, other=None):
-    ids, mask = micro_batch()
+def assert_same(model, other=None, holes=True):
+    ids, mask = micro_batch(holes)
     reference = other or model
     padded = reference.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     expected = gradient_of(reference, padded[:, WIDTHS[0] - 1 :], mask)
@@ -109,12 +112,13 @@ def relative(found, expected) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
+@pytest.mark.parametrize("holes", [True, False], ids=["holes", "no holes"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_states_and_gradients_are_those_of_padded_rows(name, implementation):
+def test_states_and_gradients_are_those_of_padded_rows(name, implementation, holes):
     if (name, implementation) == ("gemma2", "sdpa"):
         pytest.skip("SDPA has no softcap")
-    assert_same(model_of(name, implementation))
+    assert_same(model_of(name, implementation), holes=holes)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -170,14 +174,75 @@ def test_attention_computes_little_padding(price):
 def test_other_sequences_are_computed_as_before_also_in_between():
     model = model_of("gemma3")
     ids, mask = micro_batch()
-    before = model(input_ids=ids, attention_mask=mask).logits
+    number = 5 + 2 + sum(COMPLETIONS)
+    as_long = torch.randint(2, VOCABULARY, (1, number), generator=torch.Generator().manual_seed(3))
+    before = [model(input_ids=ids, attention_mask=mask).logits, model(input_ids=as_long).logits]
     generated = model.generate(ids[:1, 1:6], max_new_tokens=5, do_sample=False)
-    packed_states(model, ids, mask)
+    assert packed_states(model, ids, mask).requires_grad
     for _ in range(2):
-        torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, before, rtol=0, atol=0)
+        now = [model(input_ids=ids, attention_mask=mask).logits, model(input_ids=as_long).logits]
+        torch.testing.assert_close(now, before, rtol=0, atol=0)
         assert model.generate(ids[:1, 1:6], max_new_tokens=5, do_sample=False).tolist() == generated.tolist()
         packing.end()
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_backward_pass_leaves_a_model_as_it_was():
+    model = model_of("llama")
+    states = packed_states(model, *micro_batch())
+    assert model.config._attn_implementation != "sdpa"
+    states.sum().backward()
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_an_implementation_that_is_set_in_between_stays():
+    model = model_of("llama")
+    packed_states(model, *micro_batch())
+    model.set_attn_implementation("eager")
+    packing.end()
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_one_backward_pass_of_two_micro_batches(use_reentrant):
+    model = model_of("llama")
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    model.enable_input_require_grads()
+    expected = None
+    for together in (False, True):
+        model.zero_grad()
+        total = 0
+        for holes in (True, False):
+            states = packed_states(model, *micro_batch(holes))
+            if together:
+                total = total + states.square().sum()
+            else:
+                states.square().sum().backward()
+        if together:
+            total.backward()
+        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        if expected is not None:
+            torch.testing.assert_close(found, expected)
+        expected = found
+
+
+def test_attention_of_a_script_is_not_known():
+    model = model_of("llama")
+    assert knows_attention(model)
+    AttentionInterface.register("of_a_script", sdpa_attention_forward)
+    model.set_attn_implementation("of_a_script")
+    assert not knows_attention(model)
+
+
+@pytest.mark.parametrize("price", [10**9], indirect=True)
+@pytest.mark.parametrize("window", [None, 20])
+def test_no_mask_is_made_of_whole_rows(monkeypatch, window, price):
+    """As long rows would need much memory for it."""
+    fields = {} if window is None else {"sliding_window": window}
+    config = MistralConfig(vocab_size=VOCABULARY, **{**SIZES, "sliding_window": None, **fields})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    monkeypatch.setattr(packing.Block, "mask", None)
+    packed_states(model, *micro_batch(holes=False)).sum().backward()
 
 
 def test_a_layer_that_is_computed_again_too_late_is_an_error_and_no_other_gradient():

@@ -99,7 +99,7 @@ class Check:
     evaluation mode.
 
     Cutting padding moves tokens to other positions. So a row is computed at its own positions and far behind them as
-    well, and once more when batches become wider than what was tried.
+    well, and the longest rows in one sequence; once more when batches become wider than what was tried.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): of the trainer.
@@ -163,6 +163,8 @@ class Check:
                 self._reach = 1 << (width - 1).bit_length()  # not again for each batch that is a little wider
                 if trial.counts_positions():
                     self._move(chosen, trial)
+                if (self.kept & parts).shared_prompts:
+                    self._pack_longest(chosen, trial)
             self.seconds += time.perf_counter() - started
         return _consistent(self.passed(parts, width))
 
@@ -213,11 +215,22 @@ class Check:
             if not is_same(near, far_padding):
                 # What comes later changes what was before, as where frequencies depend on the last position
                 self._switch_off(["right_padding", "shared_prompts"], reason)
-            # A model that finds positions in the mask does not count padding
             if is_same(*chosen.padded()):
                 self._switch_off(["left_padding"], reason)
+            else:
+                self._switch_off(["shared_prompts"], f"{self.model_name} finds positions in the mask")
         except Exception as error:
             self._switch_off(_BY_POSITION, f"{self.model_name} with other positions raises {in_words(error)}")
+
+    def _pack_longest(self, chosen: _Chosen, trial: Trial) -> None:
+        """Compute the longest rows with and without one sequence of all tokens: layers may mix tokens far apart."""
+        try:
+            outcome = trial.compare(*chosen.longest(), in_evaluation=self.draws)
+        except Exception as error:  # of TRL's own way
+            self._switch_off(["shared_prompts"], f"long rows alone raise {in_words(error)}")
+            return
+        if not outcome.is_same:
+            self._switch_off(["shared_prompts"], f"with long rows, {self._reason(outcome)}")
 
     def note_other_inputs(self, what: str) -> None:
         """Switch off what relies on the ids and masks that reach the model, because something else does."""
@@ -317,7 +330,7 @@ class _Chosen:
             size = 2 if size != 2 else 3
         return [self._micro_batch(rows[start : start + size], parts) for start in range(0, len(rows), size)]
 
-    def _micro_batch(self, rows: Sequence[int], parts: Parts) -> MicroBatch:
+    def _micro_batch(self, rows: Sequence[int], parts: Parts, factor: torch.Tensor | None = None) -> MicroBatch:
         deal = Deal(
             list(rows),
             self.prompt_width if parts.left_padding else self.lengths.prompt_width,
@@ -326,7 +339,8 @@ class _Chosen:
             tokens=0,
             multiple=self.multiple,
         )
-        factor = self.all_rows.share(rows, self.rows)
+        if factor is None:
+            factor = self.all_rows.share(rows, self.rows)
         micro_batch = self.all_rows.micro_batch(deal, factor, scores_completions=parts.prompt_scores)
         in_full = replace(deal, prompt_width=self.lengths.prompt_width, completion_width=self.lengths.completion_width)
         return replace(micro_batch, in_full=self.all_rows.micro_batch(in_full, factor).inputs)
@@ -344,20 +358,46 @@ class _Chosen:
         return ways[0], ways[1], ways[2]
 
     def padded(self) -> tuple[MicroBatch, MicroBatch]:
-        """The first row with the padding of its prompt, and with positions that count this padding."""
+        """The first row with its padding and a column more, and with positions that count this padding."""
         row = self.rows[0]
         prompt_width = self.lengths.prompt_width
         completion_width = self._width([self.lengths.completion[row]], self.lengths.completion_width)
-        positions = torch.arange(prompt_width + completion_width)
-        ways = [self._at(row, prompt_width, completion_width, each) for each in (None, positions)]
+        positions = torch.arange(prompt_width + 1 + completion_width)
+        ways = [self._at(row, prompt_width, completion_width, each, more_padding=1) for each in (None, positions)]
         return ways[0], ways[1]
 
-    def _at(self, row: int, prompt: int, completion: int, positions: torch.Tensor | None) -> MicroBatch:
+    def _at(
+        self, row: int, prompt: int, completion: int, positions: torch.Tensor | None, more_padding: int = 0
+    ) -> MicroBatch:
         deal = Deal([row], prompt, completion, packs=False, tokens=0)
         micro_batch = self.all_rows.micro_batch(deal, self.all_rows.share([row], [row]))
+        inputs = dict(micro_batch.inputs)
+        for name in ("prompt_ids", "prompt_mask"):
+            inputs[name] = torch.nn.functional.pad(inputs[name], (more_padding, 0))
         if positions is not None:
-            positions = positions.unsqueeze(0).to(micro_batch.inputs["prompt_ids"].device)
-        return replace(micro_batch, positions=positions, in_full=micro_batch.inputs)
+            positions = positions.unsqueeze(0).to(inputs["prompt_ids"].device)
+        return replace(micro_batch, inputs=inputs, positions=positions, in_full=inputs)
+
+    def longest(self) -> tuple[list[MicroBatch], list[MicroBatch]]:
+        """
+        The longest row with a gradient, and others of its prompt or as long, in TRL's way and in one sequence. As many
+        on each process.
+        """
+        lengths = self.lengths
+        has_gradient = self.all_rows.have_gradient.tolist()
+
+        def size(row: int) -> int:
+            return lengths.prompt[row] + lengths.completion[row]
+
+        rows = range(len(has_gradient))
+        first = max(rows, key=lambda row: (has_gradient[row], size(row)))
+        number = lengths.prompt_number[first]
+        order = sorted(rows, key=lambda row: (has_gradient[row], lengths.prompt_number[row] == number, size(row)))
+        most = min(MOST_ROWS, self.all_rows.per_batch, max(len(rows) // 8, 2))  # a small part of an update
+        chosen = order[::-1][:most]
+        packed = replace(Parts.none(), shared_prompts=True, prompt_scores=True)
+        factor = self.all_rows.share(chosen, chosen)
+        return [self._micro_batch(chosen, Parts.none(), factor)], [self._micro_batch(chosen, packed, factor)]
 
 
 def _few_rows(rows: Rows) -> list[int]:

@@ -15,7 +15,7 @@ from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_dataeff.compact.packing import can_pack
+from trl_dataeff.compact.packing import can_pack, knows_attention
 
 
 #: What is left of an advantage of 0 where TRL normalizes by the standard deviation of a whole batch: about 1e-7
@@ -119,6 +119,7 @@ def obstacles(trainer: GRPOTrainer) -> dict[str, str]:
         (is_compiled(trainer, model), "compilation", of_columns),  # new shapes compile again
         (splits_sequences, "sequence parallelism", of_columns),  # which needs equal widths on all processes
         (trainer._is_vlm, "a vision-language model", of_columns),
+        (not knows_attention(model), "an attention implementation of a script", of_columns),
         (trainer.neftune_noise_alpha is not None, "NEFTune", of_columns),  # whose noise depends on the width
         (trainer.is_deepspeed_enabled, "DeepSpeed", of_head),
         (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2, "FSDP of version 1", of_head),
@@ -235,10 +236,16 @@ def hash_of_modules(model: torch.nn.Module) -> int:
 
 
 def is_compiled(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
-    """Whether a policy is compiled, by TRL's option or by hand."""
-    return trainer.args.torch_compile or any(
-        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-        for module in model.modules()
+    """Whether a policy, or a module of it, is compiled, by TRL's option or by hand."""
+    return trainer.args.torch_compile or any(map(_is_compiled, model.modules()))
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    return (
+        getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module, "_orig_mod")
+        or hasattr(forward, "_torchdynamo_orig_callable")
     )
 
 

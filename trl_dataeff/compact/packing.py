@@ -5,16 +5,19 @@ packing puts a group into one sequence.)
 
 Layers see an ordinary sequence of one row, so that gradient checkpointing, PEFT and hooks find what they know. The
 positions of each completion go on from its prompt. Attention alone is computed by row, by the model's own function: of
-prompts over themselves, and of completions over their prompt and themselves. No mask over all tokens is made.
+prompts over themselves, and of completions over their prompt and themselves. No mask over all tokens is made, and none
+at all where SDPA computes whole rows.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -46,84 +49,89 @@ def can_pack(model: torch.nn.Module) -> bool:
         return False
     holds_attention = all(hasattr(layer, "batch_select_indices") for layer in DynamicCache(config=config).layers)
     takes_positions = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
-    return holds_attention and takes_positions and bool(config._attn_implementation)
+    return holds_attention and takes_positions
 
 
-@dataclass
-class Pieces:
-    """
-    Pieces of a sequence of N tokens, each in a row: prompts, or completions.
-
-    Attributes:
-        places: of each piece's tokens in the sequence, int64 `(n, longest)`; 0 behind its end.
-        lengths: tokens of each piece, int64 `(n,)`.
-        attended: which of them are attended to, bool `(n, longest)`; `False` behind the end.
-        tokens: which of the n x longest places hold tokens, flat int64.
-    """
-
-    places: torch.Tensor
-    lengths: torch.Tensor
-    attended: torch.Tensor
-    tokens: torch.Tensor
-
-    @classmethod
-    def of(cls, starts: torch.Tensor, lengths: torch.Tensor, is_attended: torch.Tensor) -> Pieces:
-        """
-        Args:
-            starts (`torch.Tensor` of shape `(n,)`): place of each piece's first token.
-            lengths (`torch.Tensor` of shape `(n,)`): tokens of each.
-            is_attended (`torch.Tensor` of shape `(N,)`): which tokens of the sequence are attended to, bool.
-        """
-        columns = torch.arange(max(int(lengths.max()), 1), device=lengths.device)
-        is_token = columns < lengths[:, None]
-        places = torch.where(is_token, starts[:, None] + columns, 0)
-        return cls(places, lengths, is_attended[places] & is_token, is_token.flatten().nonzero().squeeze(1))
-
-    @property
-    def longest(self) -> int:
-        """Columns."""
-        return self.places.size(1)
-
-    def rows_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Tokens of the sequence by row: `(1, heads, N, d)` to `(n, heads, longest, d)`."""
-        taken = states[0].index_select(1, self.places.flatten())  # (heads, n x longest, d)
-        return taken.unflatten(1, self.places.shape).transpose(0, 1)
-
-    def tokens_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows without padding: `(n, longest, heads, d)` to `(tokens, heads, d)`."""
-        return rows.flatten(0, 1).index_select(0, self.tokens)
-
-    def sees(self, window: int | None) -> torch.Tensor:
-        """What the tokens of each piece see of it, bool `(n, longest, longest)`."""
-        columns = torch.arange(self.longest, device=self.places.device)
-        distance = columns[:, None] - columns
-        sees = (distance >= 0) & self.attended[:, None, :]
-        return sees if window is None else sees & (distance < window)
+def knows_attention(model: torch.nn.Module) -> bool:
+    """Whether a model's attention implementation is one of Transformers' own, which compute the same."""
+    if not isinstance(model, PreTrainedModel):
+        return True
+    name = str(model.config.get_text_config()._attn_implementation).removeprefix(PREFIX)
+    return name in ("sdpa", "eager", "flex_attention", "None") or "flash" in name
 
 
 @dataclass
 class Block:
     """
-    Rows whose completions have similar lengths.
+    Sequences that attend to themselves: prompts, or rows of a prompt and its completion, of similar length.
 
     Attributes:
-        completions: of r rows.
-        prompt_of_row: which prompt each row has, int64 `(r,)`.
+        keys: places of each one's tokens in the packing, int64 `(n, K)`; 0 behind its end.
+        is_key: which of them are attended to, bool `(n, K)`; `False` behind the end.
+        queries: places of the tokens that attend, int64 `(n, Q)`: all of `keys`, or of rows those of completions.
+        first: column of `keys` in which the first of `queries` is, int64 `(n,)`.
+        tokens: which of the n x Q results are taken, flat int64.
+        is_whole: whether `queries` are all of `keys`.
     """
 
-    completions: Pieces
-    prompt_of_row: torch.Tensor
+    keys: torch.Tensor
+    is_key: torch.Tensor
+    queries: torch.Tensor
+    first: torch.Tensor
+    tokens: torch.Tensor
+    is_whole: bool
 
-    def sees(self, prompts: Pieces, window: int | None) -> torch.Tensor:
-        """What the tokens of each completion see of its prompt and of itself, bool `(r, T, P + T)`."""
-        sees_prompt = prompts.attended[self.prompt_of_row][:, None, :].expand(-1, self.completions.longest, -1)
+    @classmethod
+    def of(cls, prompts: Spans, completions: Spans, is_attended: torch.Tensor) -> Block:
+        """
+        Rows, whose results are those of their completions.
+
+        Args:
+            prompts (`Spans`): of each row.
+            completions (`Spans`): likewise.
+            is_attended (`torch.Tensor` of shape `(N,)`): which tokens of the packing are attended to, bool.
+        """
+        lengths = prompts.lengths + completions.lengths
+        columns = torch.arange(max(int(lengths.max()), 1), device=lengths.device)
+        ends = prompts.lengths[:, None]
+        is_token = columns < lengths[:, None]
+        is_completion = is_token & (columns >= ends)
+        of_completions = completions.starts[:, None] + columns - ends
+        keys = torch.where(is_completion, of_completions, torch.where(is_token, prompts.starts[:, None] + columns, 0))
+        is_key = is_attended[keys] & is_token
+        if completions.longest >= prompts.longest:
+            first = torch.zeros_like(lengths)
+            return cls(keys, is_key, keys, first, _flat(is_completion), is_whole=True)
+        columns = columns[: completions.longest]
+        is_query = columns < completions.lengths[:, None]
+        queries = torch.where(is_query, completions.starts[:, None] + columns, 0)
+        return cls(keys, is_key, queries, prompts.lengths, _flat(is_query), is_whole=False)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """What is added to scores of attention, `(n, 1, Q, K)`: 0, or the least number where a token is not seen."""
+        device = self.keys.device
+        keys = torch.arange(self.keys.size(1), device=device)
+        own_columns = self.first[:, None, None] + torch.arange(self.queries.size(1), device=device)[:, None]
+        sees = (keys <= own_columns) & self.is_key[:, None, :]
         if window is not None:
-            places = torch.arange(self.completions.longest, device=sees_prompt.device)
-            places_of_prompt = torch.arange(prompts.longest, device=sees_prompt.device)
-            ends = prompts.lengths[self.prompt_of_row]
-            distance = ends[:, None, None] + places[:, None] - places_of_prompt
-            sees_prompt = sees_prompt & (distance < window)
-        return torch.cat([sees_prompt, self.completions.sees(window)], dim=2)
+            sees &= keys > own_columns - window
+        mask = torch.zeros(sees.shape, dtype=like.dtype, device=device)
+        return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
+
+
+class Spans(NamedTuple):
+    """Parts of the packing: the place of the first token of each, and how many there are, int64 `(n,)`."""
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def longest(self) -> int:
+        return max(int(self.lengths.max()), 1)
+
+    def of(self, which: Any) -> Spans:
+        """Some of them."""
+        return Spans(self.starts[which], self.lengths[which])
 
 
 @dataclass
@@ -135,22 +143,22 @@ class Packing:
     Attributes:
         ids: token ids, int64 `(1, N)`.
         positions: of each token, those that it has in the micro-batch, int64 `(1, N)`.
-        prompts: the prompts.
-        blocks: the completions.
+        blocks: the prompts, and then the rows; what they take is in the order of the sequence.
         states: places of the hidden states from which a completion's tokens are predicted, and of its last token,
             int64 `(R, columns of completions + 1)`, in the micro-batch's order of rows.
+        has_holes: whether a token within a prompt or a completion is not attended to.
         num_calls: layers that have computed attention so far.
         num_windows: of these, layers with a sliding window.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    prompts: Pieces
     blocks: list[Block]
     states: torch.Tensor
+    has_holes: bool
     num_calls: int = 0
     num_windows: int = 0
-    _masks: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -186,52 +194,61 @@ class Packing:
             return torch.cat([of_prompts, values[order, width:][are_completions[order]]])
 
         lengths = torch.cat([are_prompts.sum(1), are_completions[order].sum(1)])
-        starts = lengths.cumsum(0) - lengths
+        spans = Spans(lengths.cumsum(0) - lengths, lengths)
+        prompts = spans.of(slice(len(first_rows)))
+        completions = spans.of(slice(len(first_rows), None))
         is_attended = in_sequence(attended)
-        num_prompts = len(first_rows)
-        prompts = Pieces.of(starts[:num_prompts], lengths[:num_prompts], is_attended)
-        states = torch.zeros(len(input_ids), completion_width + 1, dtype=torch.int64, device=input_ids.device)
-        states[:, 0] = (starts[:num_prompts] + prompts.lengths - 1)[prompt_of_row]
-        blocks = []
-        for rows in _blocks(lengths[num_prompts:], prompts.longest):
-            of_sequence = slice(num_prompts + rows.start, num_prompts + rows.stop)
-            completions = Pieces.of(starts[of_sequence], lengths[of_sequence], is_attended)
-            states[order[rows], 1 : 1 + completions.longest] = completions.places
-            blocks.append(Block(completions, prompt_of_row[order[rows]]))
+        nothing = Spans(prompts.starts, torch.zeros_like(prompts.lengths))
+        blocks = [Block.of(nothing, prompts, is_attended)]
+        for rows in _blocks(completions.lengths, prompts.longest):
+            own_prompts = prompts.of(prompt_of_row[order[rows]])
+            blocks.append(Block.of(own_prompts, completions.of(rows), is_attended))
+        columns = torch.arange(completion_width, device=lengths.device)
+        states = torch.zeros(len(input_ids), completion_width + 1, dtype=torch.int64, device=lengths.device)
+        states[:, 0] = (prompts.starts + prompts.lengths - 1)[prompt_of_row]
+        is_token = columns < completions.lengths[:, None]
+        states[order, 1:] = torch.where(is_token, completions.starts[:, None] + columns, 0)
         ids = in_sequence(input_ids)
         positions = in_sequence(torch.arange(input_ids.size(1), device=ids.device).expand_as(input_ids))
         if multiple is not None:
             missing = (0, -len(ids) % multiple)
             ids = torch.nn.functional.pad(ids, missing)
             positions = torch.nn.functional.pad(positions, missing)
-        return cls(ids.unsqueeze(0), positions.unsqueeze(0), prompts, blocks, states)
+        has_holes = not bool(is_attended.all())
+        return cls(ids.unsqueeze(0), positions.unsqueeze(0), blocks, states, has_holes)
 
     @property
     def num_tokens(self) -> int:
         """N."""
         return self.ids.size(1)
 
-    def masks(self, window: int | None, like: torch.Tensor) -> list[torch.Tensor]:
+    def mask(self, number: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """
-        What tokens attend to, made once for all layers: 0, and the least number of the dtype where they do not.
+        The mask of a block (see [`Block.mask`]), made once for all layers.
 
         Args:
+            number (`int`): place of the block.
             window (`int`, *optional*): sliding window of the layer.
-            like (`torch.Tensor`): has the dtype and the device of the masks.
-
-        Returns:
-            `list[torch.Tensor]`: of prompts, `(m, 1, P, P)`; and of each block, `(r, 1, T, P + T)`.
+            like (`torch.Tensor`): has the dtype of the mask.
         """
-        key = (window, like.dtype)
+        key = (number, window, like.dtype)
         if key not in self._masks:
-            seen = [self.prompts.sees(window), *(block.sees(self.prompts, window) for block in self.blocks)]
-            self._masks[key] = [_additive(sees, like) for sees in seen]
+            self._masks[key] = self.blocks[number].mask(window, like)
         return self._masks[key]
+
+    def is_causal(self, number: int, window: int | None) -> bool:
+        """Whether each token of a block sees all before it and itself, and nothing else."""
+        block = self.blocks[number]
+        return block.is_whole and not self.has_holes and (window is None or window >= block.keys.size(1))
+
+
+def _flat(selected: torch.Tensor) -> torch.Tensor:
+    return selected.flatten().nonzero().squeeze(1)
 
 
 def _blocks(lengths: torch.Tensor, prompt_width: int) -> list[slice]:
     """
-    Completions in blocks, so that attention computes little padding. Found by dynamic programming.
+    Rows in blocks, so that attention computes little padding. Found by dynamic programming.
 
     Args:
         lengths (`torch.Tensor` of shape `(R,)`): of completions, the longest first.
@@ -257,51 +274,40 @@ def _blocks(lengths: torch.Tensor, prompt_width: int) -> list[slice]:
     return blocks
 
 
-def _additive(sees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What is added to scores of attention, `(rows, queries, keys)` to `(rows, 1, queries, keys)`."""
-    mask = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(~sees, torch.finfo(like.dtype).min).unsqueeze(1)
+#: Packings that are computed, by where the memory of their mask is. A checkpointed layer keeps the mask, and so the
+#: packing, until it was computed again in the backward pass
+_packings: WeakValueDictionary[int, Packing] = WeakValueDictionary()
+#: Attention implementations that configs had before [`begin`]
+_former: list[tuple[PretrainedConfig, str]] = []
 
 
-class _Present:
-    """The packing that a model's layers compute now, and the attention implementations that its configs had."""
-
-    def __init__(self, packing: Packing, former: list[tuple[PretrainedConfig, str | None]]):
-        self.packing = packing
-        self.former = former
-
-
-_present: _Present | None = None
-
-
-def begin(model: PreTrainedModel, packing: Packing) -> None:
+def begin(model: PreTrainedModel) -> None:
     """
-    Let a model's attention compute a packing, until [`end`]: a layer that is checkpointed is computed again in the
-    backward pass. Passes over other sequences are computed as before.
+    Let a model's attention compute packings, until [`end`]. Passes over other sequences are computed as before.
     """
-    global _present
-    if _present is not None:
-        end()
     configs: dict[int, PretrainedConfig] = {id(model.config): model.config}
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PretrainedConfig):
             configs.setdefault(id(config), config)
-    former = [(config, config._attn_implementation) for config in configs.values()]
-    _present = _Present(packing, former)
-    for config, name in former:
-        if name is not None:
+    for config in configs.values():
+        name = config._attn_implementation
+        if name is not None and not name.startswith(PREFIX):
+            _former.append((config, name))
             config._attn_implementation_internal = _registered(name)
 
 
 def end() -> None:
-    """Let attention be as before [`begin`]."""
-    global _present
-    if _present is None:
-        return
-    for config, name in _present.former:
-        config._attn_implementation_internal = name
-    _present = None
+    """Let attention be as before [`begin`], where it was not changed since."""
+    for config, name in _former:
+        if config._attn_implementation == _registered(name):
+            config._attn_implementation_internal = name
+    _former.clear()
+
+
+def _end_after_backward(gradient: torch.Tensor) -> None:
+    """A hook within a backward pass: [`end`] follows it."""
+    torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
 def _registered(name: str) -> str:
@@ -331,34 +337,51 @@ def _attention(
     Attention of a packing: query `(1, heads, N, d)`, key and value `(1, key heads, N, d)`, to `(1, N, heads, d)`.
     Everything else is computed by the model's own function.
     """
-    packing = None if _present is None else _present.packing
-    is_packed = packing is not None and query.size(0) == 1 and query.size(2) == packing.num_tokens
-    if packing is None or not is_packed:
-        return _function_of(name, module)(module, query, key, value, attention_mask, **kwargs)
+    packing = None
+    if isinstance(attention_mask, torch.Tensor):
+        packing = _packings.get(attention_mask.untyped_storage().data_ptr())
+    if packing is None:
+        with _named(module, name):
+            return _function_of(name, module)(module, query, key, value, attention_mask, **kwargs)
     function = _function_of(name, module, kwargs)
     window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     packing.num_calls += 1
     packing.num_windows += window is not None
-    prompts = packing.prompts
-    of_prompts, *of_blocks = packing.masks(window, query)
-    prompt_keys = prompts.rows_of(key)
-    prompt_values = prompts.rows_of(value)
-    outputs, _ = function(module, prompts.rows_of(query), prompt_keys, prompt_values, of_prompts, **kwargs)
-    results = [prompts.tokens_of(outputs)]
-    for block, mask in zip(packing.blocks, of_blocks, strict=True):
-        completions = block.completions
-        outputs, _ = function(
-            module,
-            completions.rows_of(query),
-            torch.cat([prompt_keys[block.prompt_of_row], completions.rows_of(key)], dim=2),
-            torch.cat([prompt_values[block.prompt_of_row], completions.rows_of(value)], dim=2),
-            mask,
-            **kwargs,
-        )
-        results.append(completions.tokens_of(outputs))
+    results = []
+    for number, block in enumerate(packing.blocks):
+        options = kwargs
+        mask = None
+        if function is sdpa_attention_forward and packing.is_causal(number, window):
+            options = {**kwargs, "is_causal": True}
+        else:
+            mask = packing.mask(number, window, query)
+        queries = _rows_of(query, block.queries)
+        outputs, _ = function(module, queries, _rows_of(key, block.keys), _rows_of(value, block.keys), mask, **options)
+        results.append(outputs.flatten(0, 1).index_select(0, block.tokens))
     padding = packing.num_tokens - sum(map(len, results))
     results.append(outputs.new_zeros(padding, *outputs.shape[2:]))
     return torch.cat(results).unsqueeze(0), None
+
+
+def _rows_of(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Tokens of a packing by row: `(1, heads, N, d)` to `(rows, heads, columns, d)`."""
+    taken = states[0].index_select(1, places.flatten())  # (heads, rows x columns, d)
+    return taken.unflatten(1, places.shape).transpose(0, 1)
+
+
+@contextmanager
+def _named(module: torch.nn.Module, name: str) -> Iterator[None]:
+    """Within this context, a module's config has the implementation that is called, which may look for its name."""
+    config: Any = getattr(module, "config", None)
+    if config is None or config._attn_implementation == name:
+        yield
+        return
+    present = config._attn_implementation
+    config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = present
 
 
 def _function_of(
@@ -393,20 +416,25 @@ def forward_packed(
     Raises:
         RuntimeError: the model computes attention in another way than by the registered function.
     """
-    begin(model, packing)
+    begin(model)
     size = packing.num_tokens
-    # It keeps the model from making one. Any other attention than ours fails on it
-    unusable = torch.full((1, 1, 1, 1), torch.nan, device=packing.ids.device).expand(1, 1, size, size + 1)
+    # It keeps the model from making one, and tells which packing a layer computes. Any other attention fails on it
+    mask = torch.full((1, 1, 1, 1), torch.nan, device=packing.ids.device).expand(1, 1, size, size + 1)
+    mask.packing = packing  # type: ignore[attr-defined]  # which lives as long as the mask
+    _packings[mask.untyped_storage().data_ptr()] = packing
     outputs = forward(
         input_ids=packing.ids,
-        attention_mask=unusable,
+        attention_mask=mask,
         position_ids=packing.positions,
         **{**options, "use_cache": False},
     )
     config = model.config.get_text_config()
     if packing.num_calls == 0 or packing.num_windows < _layers_with_window(config):
         raise RuntimeError("the model computes attention in a way of its own")
-    outputs.last_hidden_state = outputs.last_hidden_state[0][packing.states]
+    states = outputs.last_hidden_state[0][packing.states]
+    if states.requires_grad:
+        states.register_hook(_end_after_backward)
+    outputs.last_hidden_state = states
     return outputs
 
 

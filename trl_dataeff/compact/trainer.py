@@ -21,6 +21,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_dataeff.compact import packing
 from trl_dataeff.compact.check import CHECKED, Check
 from trl_dataeff.compact.exact import (
+    Parts,
     computes_old_logps,
     corrects_sampler,
     exact_parts,
@@ -392,6 +393,8 @@ class CompactGRPOTrainer(GRPOTrainer):
         """
         update = cast(CompactUpdate, self._dataeff_update)
         parts = update.check.passed(exact_parts(self), input_ids.size(1))
+        if type(policy_of(self, model)) is not type(policy_of(self, self.model)):
+            parts = Parts.none()  # a reference of another architecture, which was not checked
 
         def forward_of_chunk(ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> ForwardOutputs:
             if not parts.prompt_scores:
