@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
 from trl_dataeff.tracking.observer import About, Observer, SeenBatch, hash_of_prompts
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, with_parameters_of
 
 
 compat.check(GRPOTrainer)
@@ -114,6 +114,13 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
     _dataeff_collector: RolloutCollector | None = None
     _dataeff_correction: LossCorrection | None = None
     _dataeff_observer: Observer | None = None
+
+    @overload
+    @with_parameters_of(GRPOTrainer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any): ...
+
+    @overload
+    def __init__(self, *args: Any, selector: Selector | None, **kwargs: Any): ...
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
