@@ -51,7 +51,7 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rows import ChosenRows, copy_of
 from trl_dataeff.run import TrainingRun
-from trl_dataeff.selection import Selector
+from trl_dataeff.selection import Selector, resolve_selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.groups import RunLogs
@@ -129,7 +129,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             given["args"] = default_config(given["model"])
         config = with_own_fields(given["args"])
         self._dataeff_fields = own_fields(config)
-        validation.resolve_selector(config, selector)
+        resolve_selector(config, selector)
         if validation.is_switched_on(config, selector):
             validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
