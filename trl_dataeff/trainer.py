@@ -16,12 +16,13 @@ from typing import Any, cast, overload
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SchedulerType, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.checkpoint.continuation import announce_continuation
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import ResumedRun, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_fitting_run, load_run, save_run
@@ -612,6 +613,9 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
                 "`_load_optimizer_and_scheduler` that does not call `super()`. Let it call it, or start a new run "
                 "with this checkpoint's weights as the model."
             )
+        if checkpoint is not None and self._dataeff_processes.is_main:
+            schedule = SchedulerType(self.args.lr_scheduler_type).value
+            announce_continuation(checkpoint, self.state, self.lr_scheduler, schedule)
         observer = cast(Observer, self._dataeff_observer)
         observer.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
         if run.loop is not None:
