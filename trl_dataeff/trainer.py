@@ -54,7 +54,7 @@ from trl_dataeff.rows import ChosenRows, copy_of
 from trl_dataeff.run import TrainingRun
 from trl_dataeff.selection import Selector, resolve_selector
 from trl_dataeff.signals import StopSignals, exception_of
-from trl_dataeff.tracking.card import complete_card
+from trl_dataeff.tracking.card import complete_card, hub_id_of
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
 from trl_dataeff.tracking.observer import About, Observer, SeenBatch, hash_of_prompts
@@ -80,7 +80,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
     - `_prepare_inputs`: the list of rows that came in holds those of the present generation batch afterwards.
     - `train`: decides which checkpoint to resume from, begins a run, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `create_model_card`: adds what happened in the run.
+    - `create_model_card`: adds what happened in the run, and names a model that is not on the Hub.
     - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run with a selector begins here, once the policy is on its
       device and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to
@@ -561,10 +561,13 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         )
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
+        config = self.model.config
+        with trl_state.temporarily(config, _name_or_path=hub_id_of(str(config._name_or_path))):
+            super().create_model_card(*args, **kwargs)
         logs = None if self._dataeff_observer is None else self._dataeff_observer.logs
         if logs is not None and logs.about:
-            complete_card(Path(str(self.args.output_dir), "README.md"), logs.about, self.state.log_history)
+            folder = str(self.args.output_dir)
+            complete_card(Path(folder, "README.md"), logs.about, self.state.log_history, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

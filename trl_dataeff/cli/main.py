@@ -44,7 +44,7 @@ examples:
 REPORT = "Show what one or several runs did: a table, and with --figure a figure."
 REPORT_EXAMPLES = """\
 Runs of plain TRL are read from the `trainer_state.json` of their latest checkpoint. With `scale_rewards="batch"`
-their share of effective groups counts batches.
+their share of effective groups counts batches. A single checkpoint can be given, too.
 
 examples:
   trl-dataeff report out
@@ -181,7 +181,7 @@ def _parser() -> ArgumentParser:
         formatter_class=ParagraphHelpFormatter,
     )
     report.set_defaults(run=print_report)
-    report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run, or a checkpoint")
     report.add_argument("--figure", metavar="FILE", type=Path, help=".png, .svg or .pdf to draw; needs matplotlib")
     report.add_argument("--rollouts_per_step", type=int, metavar="N", help="completions a step, for runs of plain TRL")
     return parser
