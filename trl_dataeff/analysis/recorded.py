@@ -300,7 +300,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
     last = run.last
     known = {
         "model": _short_model(run.about.get("model") or ""),
-        "method": ", ".join(methods_used(run.about, last)) if run.is_ours else "",
+        "method": _method(run),
         "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
         "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
@@ -324,6 +324,13 @@ def _reward_in_training(run: RecordedRun) -> str:
         return ""
     too_short = f"under {2 * STEPS_OF_AN_END} steps" if steps[-1] < 2 * STEPS_OF_AN_END else "too few logs"
     return _ends(run, "reward", STEPS_OF_AN_END) or too_short
+
+
+def _method(run: RecordedRun) -> str:
+    """The methods of a run of this package, as short as the columns of a table; plain TRL does not record them."""
+    if not run.is_ours:
+        return ""
+    return ", ".join(method.removesuffix(" selection") for method in methods_used(run.about, run.last))
 
 
 def _short_model(name: str) -> str:
