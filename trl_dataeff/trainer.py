@@ -170,6 +170,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             self._metrics["train"],
             on_begin=self._dataeff_continue_interval,
             on_gradient=self._dataeff_check_gradient,
+            check_seconds=self._dataeff_check_seconds,
         )
         self.callback_handler.callbacks.insert(1, self._dataeff_callback)  # see its class
 
@@ -492,6 +493,10 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
                 "`selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`."
             )
         cast(LossCorrection, self._dataeff_correction).check_applied()
+
+    def _dataeff_check_seconds(self) -> float:
+        """What the update's check of gradients has taken so far."""
+        return 0.0 if self._dataeff_update is None else self._dataeff_update.check.seconds
 
     def _dataeff_logps(self, group: RolloutGroup) -> list[np.ndarray]:
         """Log-probs of a group's completions under the present policy, `(T_i,)` each."""
