@@ -13,7 +13,7 @@ from tests.factories.comparison import assert_identical, messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.selection import DotsSelector, GresoSelector, PaperDotsSelector, UniformSelector
+from trl_dataeff.selection import DotsSelector, GresoSelector, PaperDotsSelector, UniformSelector, resolve_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
 from trl_dataeff.validation import (
@@ -22,7 +22,6 @@ from trl_dataeff.validation import (
     check_unchanged,
     check_whole_groups,
     reserved_places,
-    resolve_selector,
     unsupported_reason,
 )
 

@@ -31,6 +31,7 @@ class DataEfficientCallback(TrainerCallback):
         store (`dict`): TRL's metrics of training, by name.
         on_begin (`Callable`): called when training begins, after the Trainer's own preparations.
         on_gradient (`Callable`): called before each optimizer step.
+        check_seconds (`Callable`): returns what the update's check of gradients has taken so far.
 
     Attributes:
         run ([`ResumedRun`]): the run of the present call of `train`.
@@ -47,12 +48,14 @@ class DataEfficientCallback(TrainerCallback):
         store: defaultdict[str, list[float]],
         on_begin: Callable[[], None],
         on_gradient: Callable[[], None],
+        check_seconds: Callable[[], float],
     ):
         self.observer = observer
         self.timer = timer
         self.store = store
         self.on_begin = on_begin
         self.on_gradient = on_gradient
+        self.check_seconds = check_seconds
         self.has_trained = False
         self.begin(ResumedRun(), None)
 

@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SchedulerType, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.checkpoint.continuation import announce_continuation
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import ResumedRun, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_fitting_run, load_run, save_run
@@ -51,13 +52,13 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rows import ChosenRows, copy_of
 from trl_dataeff.run import TrainingRun
-from trl_dataeff.selection import Selector
+from trl_dataeff.selection import Selector, resolve_selector
 from trl_dataeff.signals import StopSignals, exception_of
-from trl_dataeff.tracking.card import complete_card
+from trl_dataeff.tracking.card import complete_card, hub_id_of
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
 from trl_dataeff.tracking.observer import About, Observer, SeenBatch, hash_of_prompts
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, with_parameters_of
 
 
 compat.check(GRPOTrainer)
@@ -79,7 +80,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
     - `_prepare_inputs`: the list of rows that came in holds those of the present generation batch afterwards.
     - `train`: decides which checkpoint to resume from, begins a run, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `create_model_card`: adds what happened in the run.
+    - `create_model_card`: adds what happened in the run, and names a model that is not on the Hub.
     - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run with a selector begins here, once the policy is on its
       device and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to
@@ -115,6 +116,13 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
     _dataeff_correction: LossCorrection | None = None
     _dataeff_observer: Observer | None = None
 
+    @overload
+    @with_parameters_of(GRPOTrainer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any): ...
+
+    @overload
+    def __init__(self, *args: Any, selector: Selector | None, **kwargs: Any): ...
+
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
         given = call.arguments
@@ -122,7 +130,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             given["args"] = default_config(given["model"])
         config = with_own_fields(given["args"])
         self._dataeff_fields = own_fields(config)
-        validation.resolve_selector(config, selector)
+        resolve_selector(config, selector)
         if validation.is_switched_on(config, selector):
             validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
@@ -162,6 +170,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             self._metrics["train"],
             on_begin=self._dataeff_continue_interval,
             on_gradient=self._dataeff_check_gradient,
+            check_seconds=self._dataeff_check_seconds,
         )
         self.callback_handler.callbacks.insert(1, self._dataeff_callback)  # see its class
 
@@ -485,6 +494,10 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             )
         cast(LossCorrection, self._dataeff_correction).check_applied()
 
+    def _dataeff_check_seconds(self) -> float:
+        """What the update's check of gradients has taken so far."""
+        return 0.0 if self._dataeff_update is None else self._dataeff_update.check.seconds
+
     def _dataeff_logps(self, group: RolloutGroup) -> list[np.ndarray]:
         """Log-probs of a group's completions under the present policy, `(T_i,)` each."""
         if not self._is_vlm:
@@ -553,10 +566,13 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         )
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
+        config = self.model.config
+        with trl_state.temporarily(config, _name_or_path=hub_id_of(str(config._name_or_path))):
+            super().create_model_card(*args, **kwargs)
         logs = None if self._dataeff_observer is None else self._dataeff_observer.logs
         if logs is not None and logs.about:
-            complete_card(Path(str(self.args.output_dir), "README.md"), logs.about, self.state.log_history)
+            folder = str(self.args.output_dir)
+            complete_card(Path(folder, "README.md"), logs.about, self.state.log_history, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -605,6 +621,9 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
                 "`_load_optimizer_and_scheduler` that does not call `super()`. Let it call it, or start a new run "
                 "with this checkpoint's weights as the model."
             )
+        if checkpoint is not None and self._dataeff_processes.is_main:
+            schedule = SchedulerType(self.args.lr_scheduler_type).value
+            announce_continuation(checkpoint, self.state, self.lr_scheduler, schedule)
         observer = cast(Observer, self._dataeff_observer)
         observer.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
         if run.loop is not None:

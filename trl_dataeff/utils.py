@@ -1,10 +1,12 @@
 """
-The version, errors that only the user can fix, the terminal, checks of arguments, atomic files, and content hashes.
+The version, errors that only the user can fix, the terminal, parameters of methods, checks of arguments, atomic files,
+and content hashes.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import os
@@ -15,7 +17,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 import xxhash
@@ -32,6 +34,7 @@ PREFIX = "dataeff/"
 FORMAT = 5
 #: Rows of a dataset that are read and hashed at a time. Another number gives other hashes
 _ROWS = 1024
+_P = ParamSpec("_P")
 
 
 # Errors, and what they say
@@ -79,6 +82,25 @@ def listed(names: Iterable[str]) -> str:
 def terminal_width() -> int | None:
     """Columns of the terminal, or those that the variable `COLUMNS` says; `None` if a file or a program reads."""
     return shutil.get_terminal_size(fallback=(0, 0)).columns or None
+
+
+# Parameters of methods
+
+
+def with_parameters_of(method: Callable[_P, None]) -> Callable[[Callable[..., None]], Callable[_P, None]]:
+    """
+    Decorate a method of `*args` and `**kwargs` that passes them on: type checkers, editors and `inspect.signature` see
+    the parameters of the method that gets them, whatever they are in the version that is installed.
+
+    Args:
+        method (`Callable`): the method that gets them.
+    """
+
+    def decorate(own: Callable[..., None]) -> Callable[_P, None]:
+        own.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return own
+
+    return decorate
 
 
 # Checks of values

@@ -1,5 +1,6 @@
 """`trl-dataeff report`: runs of ours and of plain TRL, read and shown."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,15 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.factories.tiny import even_length_reward, plain_dataset, run
-from trl_dataeff.analysis.figures import effective, flow, panels_of, running_mean, success_rates, where_rollouts_went
+from trl_dataeff.analysis.figures import (
+    effective,
+    flow,
+    panels_of,
+    rewards,
+    running_mean,
+    success_rates,
+    where_rollouts_went,
+)
 from trl_dataeff.analysis.recorded import RecordedRun, facts, read_run, read_runs, shortest_names, summary
 from trl_dataeff.cli.main import main
 
@@ -25,6 +34,13 @@ def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ours $b") / "out"
     options = {**REPLAYS, **EVALUATES, "rewards": even_length_reward}
     return folder, run(folder, **options)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Ours, with a checkpoint in the middle."""
+    folder = tmp_path_factory.mktemp("saved") / "out"
+    return folder, run(folder, rewards=even_length_reward, save_strategy="steps", save_steps=6, **REPLAYS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +75,7 @@ def test_facts_are_what_happened(ours, plain):
     own, other = map(facts, runs)
     counts = ours[1]._dataeff_observer.counters
     assert (own["rollouts generated"], other["rollouts generated"]) == (f"{counts['rollouts_generated']:,}", "96")
-    assert own["method"] == "DOTS selection"
+    assert own["method"] == "DOTS, replay"
     assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     timed = [replace(run, logs=run.logs.assign(step_time=600.0)) for run in runs]
@@ -97,7 +113,7 @@ def test_the_reward_in_training_is_a_mean_over_several_steps_at_each_end(
     steps = np.arange(logging_steps, num_steps + 1, logging_steps)
     rewards = np.linspace(0, 1, len(steps)) ** 2
     run = RecordedRun(tmp_path, {}, pd.DataFrame({"step": steps, "reward": rewards}), None)
-    shown = ""
+    shown = "under 10 steps" if num_steps < 10 else "too few logs"
     if logs_of_an_end:
         shown = f"{rewards[:logs_of_an_end].mean():.3f} to {rewards[-logs_of_an_end:].mean():.3f}"
     assert facts(run)["reward in training"] == shown
@@ -232,10 +248,58 @@ def test_the_figure_has_a_panel_for_all_that_is_known(ours, plain, tmp_path, nam
     path = tmp_path / name
     assert main(["report", str(ours[0]), str(plain[0]), "--rollouts_per_step", "8", "--figure", str(path)]) == 0
     assert path.read_bytes().startswith(begins)
-    # Two of reward, effective groups, where rollouts went, success rates of ours
-    assert len(panels_of([read_run(ours[0]), read_run(plain[0])])) == 5
-    assert len(panels_of([read_run(plain[0])])) == 2, "plain TRL does not log its rollouts"
+    titles = titles_of([read_run(ours[0]), read_run(plain[0])])
+    assert titles.pop().startswith("Success rates of")
+    by = [f"Reward by {x}" for x in ("optimizer steps", "rollouts generated", "time of training")]
+    assert titles == [*by, "Effective groups", "Time of a step", "Where rollouts went"]
+    assert "Reward by rollouts generated" not in titles_of([read_run(plain[0])]), "plain TRL does not log them"
     assert main(["report", str(plain[0]), "--figure", f"{path}.nothing"]) == 2
+
+
+def titles_of(runs) -> list[str]:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    titles = []
+    for draw in panels_of(runs):
+        axes = figure.add_subplot()
+        draw(axes)
+        titles.append(axes.get_title())
+    return titles
+
+
+def test_a_default_run_has_panels_of_its_update_and_no_solid_bar(tmp_path):
+    log = {"dataeff/rollouts_generated": 8, "dataeff/rollouts_trained": 8, "dataeff/rollouts_discarded": 0}
+    log |= {"dataeff/update/tokens_saved": 0.25, "dataeff/update/seconds": 3.0, "dataeff/time/generation_s": 2.0}
+    logs = pd.DataFrame([{"step": 1, **log}])
+    default = RecordedRun(tmp_path, {"selector": None}, logs, None)
+    assert titles_of([default]) == ["Tokens of the update", "Time of a step"]
+    assert facts(default)["method"] == "plain GRPO, faster update"
+    drops = replace(default, logs=logs.assign(**{"dataeff/rollouts_generated": 12, "dataeff/rollouts_discarded": 4}))
+    assert titles_of([default, drops])[-1] == "Where rollouts went"
+
+
+@pytest.mark.parametrize("read_from", ["checkpoint-6", "checkpoint-6/trainer_state.json"])
+def test_a_checkpoint_of_ours_is_read(saved, read_from):
+    folder, trainer = saved
+    recorded = read_run(folder / read_from)
+    of_six_steps = [log for log in trainer.state.log_history if log["step"] <= 6]
+    assert recorded.logs["step"].max() == 6
+    assert recorded.last["rollouts"] == of_six_steps[-1]["dataeff/rollouts_generated"] > 0
+    assert facts(recorded)["method"] == facts(read_run(folder))["method"] == "DOTS, replay"
+    assert facts(recorded)["prompts"] == "24"
+
+
+def test_time_is_the_sum_of_all_steps(tmp_path):
+    """Logs of every third step, with an evaluation between."""
+    state = {"log_history": [{"step": 3, "loss": 0.0, "step_time": 2.0}, {"step": 3, "eval_reward": 0.5}]}
+    state["log_history"] += [{"step": 6, "loss": 0.0, "step_time": 40.0}, {"step": 6, "train_runtime": 500.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    recorded = read_run(tmp_path)
+    assert recorded.logs["time"].tolist() == [6, 6, 126, 126]
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    rewards([recorded], "time", axes)
+    assert axes.get_xlabel() == "time of training (min)"
+    (line,) = [line for line in axes.get_lines() if len(line.get_xdata())]
+    assert line.get_xdata().tolist() == [0.1]
 
 
 def test_a_running_mean_keeps_the_level_and_the_length():

@@ -53,7 +53,8 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
     path.write_bytes(path.read_bytes()[:-1])
     (tmp_path / "checkpoint-10" / "optimizer.pt").unlink()
     again = train(tmp_path, resume=True)
-    (said,) = messages(caplog_transformers, str(tmp_path / "checkpoint-9"))
+    assert len(messages(caplog_transformers, str(tmp_path / "checkpoint-9"))) == 1
+    (said,) = messages(caplog_transformers, "Rejected")
     rejected = {re.search(r"checkpoint-\d+", line)[0]: line for line in said.split("\n")[1:]}
     assert rejected.keys() == {"checkpoint-11", "checkpoint-10"}
     assert "model.safetensors" in rejected["checkpoint-11"]
@@ -148,15 +149,22 @@ def test_only_the_model(tmp_path, caplog_transformers, monkeypatch):
         train(tmp_path / "full", **options)
 
 
-def test_another_number_of_processes_version_or_learning_rate_is_said(tmp_path, caplog_transformers, monkeypatch):
-    train(tmp_path, max_steps=4, learning_rate=1e-3, save_steps=1)
-    resolve_run(True, tmp_path)
-    assert not messages(caplog_transformers, "checkpoint-")
-    again = train(tmp_path, max_steps=4, learning_rate=5e-2, resume=str(tmp_path / "checkpoint-2"))
+@pytest.mark.parametrize("configuration", ["dynamic", "off"])
+def test_another_learning_rate_is_said(tmp_path, caplog_transformers, configuration):
+    options = {"name": configuration, "max_steps": 4, "save_steps": 1}
+    train(tmp_path, **options, learning_rate=1e-3)
+    again = train(tmp_path, **options, learning_rate=5e-2, resume=str(tmp_path / "checkpoint-2"))
     (said,) = messages(caplog_transformers, "`learning_rate`")
     assert "0.05" in said
     assert "0.001" in said
     assert [log["learning_rate"] for log in again.state.log_history[2:4]] == pytest.approx([5e-4, 2.5e-4])
+    assert not messages(caplog_transformers, "jumps")
+
+
+def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transformers, monkeypatch):
+    train(tmp_path, max_steps=4, save_steps=1)
+    resolve_run(True, tmp_path)
+    assert not messages(caplog_transformers, "checkpoint-")
     monkeypatch.setattr(resume, "version", lambda name: "99.0")
     resolve_run(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
     (said,) = messages(caplog_transformers, "99.0")

@@ -16,7 +16,7 @@ import trl_dataeff
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
 from trl_dataeff.cli.grpo import make_trainer, parse
-from trl_dataeff.cli.main import main
+from trl_dataeff.cli.main import main, shipped_recipes
 from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, SCHEMA
 from trl_dataeff.tracking.metrics import MetricsLog
 
@@ -198,9 +198,12 @@ def recorded(tmp_path, monkeypatch):
         (["--help"], 0),
         (["--version"], 0),
         (["adit"], 2),
+        (["validate"], 2),
+        (["grpo"], 2),
         (["audit", "--help"], 0),
         (["audit", "rows.parquet", "--figre"], 2),
         (["recipes", "list"], 0),
+        (["recipes", "list", "gpt2"], 2),
         (["recipes", "--help"], 0),
         (["audit", "rows.parquet"], 0),
         (["audit", "out"], 0),
@@ -238,7 +241,6 @@ def test_versions_for_a_bug_report_in_a_console_that_knows_only_ascii():
     [
         ([], 0, "gsm8k/uniform"),
         (["--version"], 0, f"trl-dataeff {trl_dataeff.__version__}\n"),
-        (["recipe"], 2, "choose from 'grpo', 'recipes'"),
         (["audit", "--help"], 0, "--reward_column"),
         (["grpo", "--help"], 0, "  --selector_args "),
     ],
@@ -259,6 +261,32 @@ def test_what_is_printed_fits_a_narrow_terminal(command, monkeypatch, capsys):
     prose = [line for line in lines if not line.startswith("  trl-dataeff ")]
     assert max(map(len, prose)) <= 72
     assert not any(line.startswith("  trl-dataeff ") and len(line) > 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [("adit", "audit"), ("recipe", "recipes"), ("validate", "recipes validate"), ("list", "recipes list")],
+)
+def test_an_unknown_command_is_answered_with_the_one_that_was_meant(command, meant, capsys):
+    assert main([command, "r.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"Did you mean `{meant}`?" in said
+    assert "`env`" in said
+
+
+def test_recipes_are_listed_by_a_part_of_their_names(capsys):
+    def listed(*words: str) -> list[str]:
+        assert main(["recipes", "list", *words]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.endswith(names_end)]
+
+    names_end = tuple(f"/{name.split('/')[-1]}" for name in shipped_recipes())
+    assert listed() == list(shipped_recipes())
+    of_model = listed("qwen2.5-0.5b")
+    assert of_model == [name for name in shipped_recipes() if name.startswith("Qwen2.5-0.5B-Instruct/")]
+    assert of_model
+    assert listed("/gsm8k/") == [name for name in shipped_recipes() if name.split("/")[1] == "gsm8k"]
+    assert main(["recipes", "list", "Qwen2.5-0.5B-Instrct"]) == 2
+    assert "Did you mean `Qwen2.5-0.5B-Instruct`" in capsys.readouterr().err
 
 
 def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):

@@ -71,6 +71,22 @@ def test_the_rows_of_a_terminal_stand_above_the_bar(recipe, monkeypatch, capsys)
     assert "dataeff/" not in captured.out + captured.err
 
 
+def test_the_estimate_counts_neither_the_check_nor_the_steps_before_a_resume(monkeypatch):
+    """Steps of 10 s, of which the first has 50 s more for the check, from step 6 of 20 on."""
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    check_seconds = 0.0
+    bar = BarCallback(lambda: check_seconds)
+    bar.on_train_begin(None, state(6, of=20), None)
+    for step, seconds in ((7, 60.0), (8, 10.0)):
+        now += seconds
+        check_seconds = 50.0
+        bar.on_step_end(None, state(step, of=20), None)
+        shown = bar.training_bar.format_dict
+        assert shown["n"] == step
+        assert 1 / shown["rate"] == pytest.approx(10)
+
+
 def test_what_prints_in_another_way_stays(recipe):
     """As in a notebook."""
     own_printer = type("OwnPrinter", (PrinterCallback,), {})

@@ -10,10 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+from huggingface_hub import ModelCard
 
 from tests.factories.comparison import history, messages
 from tests.factories.groups import make_group
-from tests.factories.tiny import even_length_reward, plain_dataset, run
+from tests.factories.tiny import even_length_reward, plain_dataset, run, save_tiny
 from tests.factories.training import mixed_reward
 from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.tracking.files import read_groups
@@ -139,8 +140,12 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     assert (about["selector"], about["prompts"]) == ("DotsSelector", 24)
     card = (tmp_path / "README.md").read_text()
     assert "DOTS selection" in card
-    assert "of the trained rollouts replayed" in card
-    assert "dropped by dynamic sampling" in card
+    assert "replay" in card
+    assert "dynamic sampling" in card
+    counts = trainer._dataeff_observer.counters
+    share = counts["rollouts_replayed"] / counts["rollouts_trained"]
+    assert f"{share:.0%} of the trained rollouts were replayed" in card
+    assert f"{counts['rollouts_discarded']:,} rollouts were dropped" in card
     assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
     assert trainer._dataeff_observer.counters["rollouts_replayed"] > 0
     trainer.create_model_card(model_name=tmp_path.name)  # as `push_to_hub` does
@@ -153,6 +158,29 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("folder", "said", "metadata"),
+    [
+        ("mine/small", "a fine-tuned version of the local model `small`.", {}),
+        (
+            "models--of--small/snapshots/0a1b",
+            "a fine-tuned version of [of/small](https://huggingface.co/of/small).",
+            {"base_model": "of/small"},
+        ),
+    ],
+)
+def test_the_card_names_a_model_in_a_folder(tmp_path, folder, said, metadata):
+    out = tmp_path / "out"
+    model = {"model": save_tiny(tmp_path / folder)}
+    trainer = run(out, max_steps=1, save_strategy="steps", save_steps=1, trainer=model)
+    card = ModelCard.load(out / "README.md")
+    assert said in card.text
+    assert f'pipeline("text-generation", model="{out}"' in card.text
+    assert "None" not in card.content
+    assert {name: value for name, value in card.data.to_dict().items() if name == "base_model"} == metadata
+    assert trainer.model.config._name_or_path == str(tmp_path / folder)
+
+
+@pytest.mark.parametrize(
     ("selector", "last", "said"),
     [
         ("UniformSelector", {}, ["plain GRPO"]),
@@ -160,7 +188,7 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
         (
             "UniformSelector",
             {"rollouts_replayed": 5, "rollouts_trained": 10},
-            ["uniform selection", "50% of the trained rollouts replayed"],
+            ["uniform selection", "replay"],
         ),
         ("DotsSelector", {"update/tokens_saved": 0.4}, ["DOTS selection", "faster update"]),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import RecordedRun
+from trl_dataeff.analysis.recorded import RecordedRun, unit_of_time
 from trl_dataeff.utils import PREFIX, UserError
 
 
@@ -25,7 +25,9 @@ DESTINATIONS = {"trained": "#333333", "kept": "#f0e442", "dropped": "#bbbbbb"}
 #: Limits of the axis of a share, beyond [0, 1], because the frame would hide a line at its edge
 SHARE_LIMITS = (-0.03, 1.03)
 STYLE: Any = {"axes.prop_cycle": f"cycler('color', {COLOURS})", "font.size": 9, "text.parse_math": False}
-AXES = {"rollouts": "rollouts generated", "step": "optimizer steps"}
+AXES = {"step": "optimizer steps", "rollouts": "rollouts generated", "time": "time of training"}
+#: Parts of a step, with the line of each
+PARTS_OF_STEP = {f"{PREFIX}time/generation_s": "--", f"{PREFIX}update/seconds": "-"}
 #: A curve of n logs is drawn as running means over n // POINTS * 2 + 1 of them
 POINTS = 60
 #: Two axes give one picture if no point is further from its place on the other axis than this share of the axis
@@ -83,16 +85,17 @@ def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
         `list[Callable]`: functions that draw a panel into matplotlib `Axes`.
     """
     panels: list[Callable[[Any], None]] = []
-    axes = ["step"] if _are_proportional(runs) else list(AXES)
-    for x in axes:
+    for x in _axes_that_differ(runs):
         if any(_has_points(run.series("reward", x)) for run in runs):
             panels.append(partial(rewards, runs, x))
     if any(_has_points(run.effective_share()) for run in runs):
         panels.append(partial(effective, runs))
     if any(_has_points(run.series(TOKENS_SAVED)) for run in runs):
         panels.append(partial(tokens_computed, runs))
+    if any(_has_points(run.series(part)) for run in runs for part in PARTS_OF_STEP):
+        panels.append(partial(time_of_step, runs))
     own_runs = [run for run in runs if f"{PREFIX}rollouts_generated" in run.logs]
-    if own_runs:
+    if any(_chose_rollouts(run) for run in own_runs):
         panels.append(partial(flow, own_runs))
     for run in runs:
         if run.groups is not None and run.groups["success_rate"].notna().any():
@@ -100,12 +103,24 @@ def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
     return panels
 
 
-def _are_proportional(runs: Sequence[RecordedRun]) -> bool:
-    """Whether all runs generated equally many rollouts in each step, so that both axes give one picture."""
+def _axes_that_differ(runs: Sequence[RecordedRun]) -> list[str]:
+    """The axes of `AXES` that give a picture of their own: rollouts give that of steps if each step has as many."""
     positions = pd.concat([run.logs.reindex(columns=list(AXES)) for run in runs])
     places = positions / positions.max()
-    distances = (places["rollouts"] - places["step"]).abs()
-    return bool((distances <= SAME_WITHIN).all())  # not if rollouts are not known
+    axes: list[str] = []
+    for x in AXES:
+        distances = [(places[x] - places[other]).abs() for other in axes]
+        # Not the same where positions are not known
+        is_same = any((distance <= SAME_WITHIN).all() for distance in distances)
+        if not is_same:
+            axes.append(x)
+    return axes
+
+
+def _chose_rollouts(run: RecordedRun) -> bool:
+    """Whether something else became of rollouts than to be trained on in their own batch."""
+    went = where_rollouts_went(run)
+    return any(went[name] > 0 for name in went if name != "trained")
 
 
 def _label(run: RecordedRun) -> str:
@@ -119,17 +134,27 @@ def _has_points(curve: tuple[np.ndarray, np.ndarray]) -> bool:
 
 def rewards(runs: Sequence[RecordedRun], x: str, axes: Any) -> None:
     """Draw the reward in training as a running mean, and the reward on held-out data, over an axis `x` of `AXES`."""
+    label, unit = _unit_of_axis(runs, x)
     for i, run in enumerate(runs):
         colour = f"C{i}"
         positions, values = run.series("reward", x)
-        axes.plot(positions, running_mean(values), color=colour)
+        axes.plot(positions / unit, running_mean(values), color=colour)
         if run.held_out:
             positions, values = run.series(run.held_out, x)
-            axes.plot(positions, values, color=colour, ls="--", marker="o", markersize=4)
+            axes.plot(positions / unit, values, color=colour, ls="--", marker="o", markersize=4)
     held_out = " (dashed: held-out data)" if any(run.held_out for run in runs) else ""
     absent = [run.name for run in runs if x not in run.logs]
     without = f"\nnot known: {', '.join(absent)}" if absent else ""
-    axes.set(title=f"Reward by {AXES[x]}", xlabel=AXES[x] + without, ylabel=f"mean reward{held_out}")
+    axes.set(title=f"Reward by {AXES[x]}", xlabel=label + without, ylabel=f"mean reward{held_out}")
+
+
+def _unit_of_axis(runs: Sequence[RecordedRun], x: str) -> tuple[str, int]:
+    """The label of an axis, and by what its positions are divided."""
+    if x != "time":
+        return AXES[x], 1
+    longest = max(run.logs[x].max() for run in runs if x in run.logs)
+    name, seconds = unit_of_time(longest)
+    return f"{AXES[x]} ({name})", seconds
 
 
 def effective(runs: Sequence[RecordedRun], axes: Any) -> None:
@@ -146,6 +171,20 @@ def tokens_computed(runs: Sequence[RecordedRun], axes: Any) -> None:
         steps, saved = run.series(TOKENS_SAVED)
         axes.plot(steps, running_mean(1 - saved), color=f"C{i}")
     axes.set(title="Tokens of the update", xlabel=AXES["step"], ylabel="share of TRL's tokens", ylim=SHARE_LIMITS)
+
+
+def time_of_step(runs: Sequence[RecordedRun], axes: Any) -> None:
+    """Draw what generation, with rewards, and the update take in a step."""
+    for i, run in enumerate(runs):
+        for part, line in PARTS_OF_STEP.items():
+            steps, seconds = run.series(part)
+            axes.plot(steps, running_mean(seconds), color=f"C{i}", ls=line)
+    axes.set(
+        title="Time of a step",
+        xlabel=AXES["step"],
+        ylabel="seconds (dashed: generation\nand rewards; solid: the update)",
+        ylim=(0, None),
+    )
 
 
 def flow(runs: Sequence[RecordedRun], axes: Any) -> None:

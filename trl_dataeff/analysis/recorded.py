@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +31,8 @@ class RecordedRun:
     Attributes:
         path (`Path`): its `output_dir`.
         about (`dict`): of `run.json`: selector, model and number of prompts; empty for a run of plain TRL.
-        logs (`pd.DataFrame`): a row for each log, in order: `step`, metrics, and `rollouts` where it is known; NaN
-            where a log has no finite number.
+        logs (`pd.DataFrame`): a row for each log, in order: `step`, metrics, and where they are known `rollouts`
+            and `time`, seconds of training steps; NaN where a log has no finite number.
         groups (`pd.DataFrame` or `None`): of `groups.parquet`.
         name (`str`): what a table or a figure calls it.
     """
@@ -48,7 +49,7 @@ class RecordedRun:
 
         Args:
             metric (`str`): name of the metric.
-            x (`str`, *optional*, defaults to `"step"`): name of the axis: `"step"` or `"rollouts"`.
+            x (`str`, *optional*, defaults to `"step"`): name of the axis: `"step"`, `"rollouts"` or `"time"`.
 
         Returns:
             `tuple[np.ndarray, np.ndarray]`: positions and values, both of shape `(n,)`, in order. Where several logs
@@ -62,6 +63,11 @@ class RecordedRun:
     def last(self) -> dict[str, float]:
         """The last value of each metric."""
         return dict(self.logs.ffill().iloc[-1])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a trainer of this package has logged it."""
+        return bool(self.about) or any(name.startswith(PREFIX) for name in self.logs)
 
     @property
     def held_out(self) -> str:
@@ -138,7 +144,7 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     Read what a run has left.
 
     Args:
-        path (`str` or `Path`): its `output_dir`; of plain TRL also a checkpoint, or its `trainer_state.json`.
+        path (`str` or `Path`): its `output_dir`, a checkpoint, or the `trainer_state.json` of one.
         rollouts_per_step (`int`, *optional*): completions of a step of plain TRL, which does not log them.
 
     Returns:
@@ -154,21 +160,48 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     check_exists(folder)
     if not folder.is_dir() and not is_state_file(folder):
         raise UserError(f"{path} is not a folder. Give the `output_dir` of a run, or its `{STATE_FILE}`.")
-    run_file = folder / RUN_FILE
-    about = _read_json(run_file) if run_file.exists() else {}
-    is_ours = (folder / METRICS_FILE).exists()
     lines = read_logs(folder)
     if not lines:
         raise UserError(
             f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's "
             f"`{STATE_FILE}`. Give an `output_dir`; a run logs every `logging_steps` steps."
         )
-    logs = pd.DataFrame([_numbers(line) for line in lines])
-    if rollouts_per_step and not is_ours:
-        logs["rollouts"] = logs["step"] * rollouts_per_step
+    logs = _with_axes(pd.DataFrame([_numbers(line) for line in lines]), rollouts_per_step)
     groups_file = folder / GROUPS_FILE
     groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
-    return RecordedRun(folder, about, logs, groups, name=folder.name)
+    return RecordedRun(folder, _about(folder), logs, groups, name=folder.name)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What `run.json` says of the run of a folder, of a checkpoint, or of a file in one; empty without it."""
+    folder = path.parent if path.is_file() else path
+    is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.absolute().name)
+    run_file = (folder.absolute().parent if is_checkpoint else folder) / RUN_FILE
+    return _read_json(run_file) if run_file.exists() else {}
+
+
+def _with_axes(logs: pd.DataFrame, rollouts_per_step: int | None) -> pd.DataFrame:
+    """Logs with the columns `rollouts` and `time`, as far as they are known."""
+    axes = {}
+    generated = f"{PREFIX}rollouts_generated"
+    if "rollouts" not in logs and generated in logs:  # a checkpoint of this package
+        axes["rollouts"] = logs[generated]
+    elif "rollouts" not in logs and rollouts_per_step:
+        axes["rollouts"] = logs["step"] * rollouts_per_step
+    if "step_time" in logs:
+        axes["time"] = _time_of_training(logs)
+    return logs.assign(**axes)
+
+
+def _time_of_training(logs: pd.DataFrame) -> np.ndarray:
+    """
+    The seconds that training steps have taken until each log, by TRL's `step_time`: the mean of a step since the log
+    before. Evaluations and checkpoints do not count.
+    """
+    timed = logs[["step", "step_time"]].dropna()
+    steps = np.concatenate([[0], timed["step"]])
+    seconds = np.cumsum(np.diff(steps) * timed["step_time"])
+    return np.interp(logs["step"], steps, np.concatenate([[0], seconds]))
 
 
 def check_exists(path: Path) -> None:
@@ -182,7 +215,7 @@ def read_logs(path: Path) -> list[dict[str, Any]]:
     Read what a run has logged.
 
     Args:
-        path (`Path`): its `output_dir`; of plain TRL also a checkpoint, or its `trainer_state.json`.
+        path (`Path`): its `output_dir`, a checkpoint, or the `trainer_state.json` of one.
 
     Returns:
         `list[dict[str, Any]]`: the logs, in order; empty if there are none.
@@ -267,7 +300,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
     last = run.last
     known = {
         "model": _short_model(run.about.get("model") or ""),
-        "method": methods_used(run.about, last)[0] if run.about.get("selector") else "",
+        "method": _method(run),
         "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
         "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
@@ -279,9 +312,25 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "time of the updates": _duration(run, f"{PREFIX}update/seconds"),
     }
     # The reward in training is one of selected prompts, of which a step has few
-    known["reward in training"] = "" if run.held_out else _ends(run, "reward", STEPS_OF_AN_END)
+    known["reward in training"] = "" if run.held_out else _reward_in_training(run)
     known["held-out reward"] = _ends(run, run.held_out)
     return known
+
+
+def _reward_in_training(run: RecordedRun) -> str:
+    """Show how the reward began and ended, or why not; empty if it was not logged."""
+    steps, _ = run.series("reward")
+    if len(steps) == 0:
+        return ""
+    too_short = f"under {2 * STEPS_OF_AN_END} steps" if steps[-1] < 2 * STEPS_OF_AN_END else "too few logs"
+    return _ends(run, "reward", STEPS_OF_AN_END) or too_short
+
+
+def _method(run: RecordedRun) -> str:
+    """The methods of a run of this package, as short as the columns of a table; plain TRL does not record them."""
+    if not run.is_ours:
+        return ""
+    return ", ".join(method.removesuffix(" selection") for method in methods_used(run.about, run.last))
 
 
 def _short_model(name: str) -> str:
@@ -311,12 +360,18 @@ def _duration(run: RecordedRun, metric: str) -> str:
     if len(steps) == 0:
         return ""
     seconds = seconds_per_step.mean() * steps[-1]
-    minutes = seconds / 60
+    unit, seconds_of_unit = unit_of_time(seconds)
+    form = ",.1f" if unit == "h" else ".0f"
+    return f"{seconds / seconds_of_unit:{form}} {unit}"
+
+
+def unit_of_time(seconds: float) -> tuple[str, int]:
+    """The unit in which a time is shown, and its seconds."""
     if round(seconds) < 60:
-        return f"{seconds:.0f} s"
-    if round(minutes) < 60:
-        return f"{minutes:.0f} min"
-    return f"{minutes / 60:,.1f} h"
+        return "s", 1
+    if round(seconds / 60) < 60:
+        return "min", 60
+    return "h", 3600
 
 
 def _ends(run: RecordedRun, metric: str, least_steps: int = 1) -> str:

@@ -204,7 +204,7 @@ def _report_resumption(checkpoint: Path, manifest: dict[str, Any], rejected: Seq
         processes (`int`): number of processes now.
     """
     if rejected:
-        logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
+        logger.warning("\n- ".join(["Rejected checkpoints:", *rejected]))
     changed = []
     for name, written_with in manifest["versions"].items():
         installed = version(name)

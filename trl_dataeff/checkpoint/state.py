@@ -103,6 +103,8 @@ def load_fitting_run(
         try:
             loaded = load_run(checkpoint, processes)
             check_settings(checkpoint, "the state", loaded[0]["settings"], settings, _of_batch(settings))
+            if processes.is_main:
+                _warn_of_rate(checkpoint, loaded[0]["settings"], settings)
         except CheckpointError as error:
             problem = str(error)
     problems = [found for found in all_gather(problem) if found is not None]
@@ -257,9 +259,15 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
     if saved["half_used"]:
         names = _of_batch(settings)
         check_settings(checkpoint, "a half-used generation batch", saved["settings"], settings, names)
-    saved_rate = saved["settings"]["learning_rate"]
+    if is_main:
+        _warn_of_rate(checkpoint, saved["settings"], settings)
+
+
+def _warn_of_rate(checkpoint: Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Warn if the settings have another learning rate than those that were saved."""
+    saved_rate = saved["learning_rate"]
     rate = settings["learning_rate"]
-    if rate != saved_rate and is_main:
+    if rate != saved_rate:
         logger.warning(
             f"`learning_rate` is {rate}, but {saved_rate} applies, with which {checkpoint} was written: it is part of "
             "the schedule's state. To train with another one, start a new run with this checkpoint's weights as the "

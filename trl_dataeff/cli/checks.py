@@ -14,8 +14,8 @@ from typing import Any
 from trl_dataeff.cli.data import REWARDS, load_reward
 from trl_dataeff.cli.options import how_to_list, lists_of_names
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.selection import resolve_selector
 from trl_dataeff.utils import listed
-from trl_dataeff.validation import resolve_selector
 
 
 _SEPARATED = re.compile(r"[\w./-]+(?:[\s;,]+[\w./-]+)+")  # `a;b`, `a, b` or `a b`, but no regular expression

@@ -6,13 +6,14 @@ the terminal. All metrics go to trackers and to files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
+from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.utils import PREFIX, is_number, terminal_width
 
 
@@ -191,7 +192,30 @@ def _cell(value: Any, form: str) -> str:
 
 
 class BarCallback(ProgressCallback):
-    """The bar of [`~transformers.ProgressCallback`], without its logs."""
+    """
+    The bar of [`~transformers.ProgressCallback`], without its logs. Its estimate of the time left counts neither the
+    check of gradients, which later steps do not have, nor the steps before a resume.
+
+    Args:
+        check_seconds (`Callable`): returns what the check has taken so far.
+    """
+
+    def __init__(self, check_seconds: Callable[[], float]):
+        super().__init__()
+        self._check_seconds = check_seconds
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.current_step = state.global_step
+        self._counted = self._check_seconds()
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        check_seconds = self._check_seconds()
+        if self.training_bar is not None:
+            self.training_bar.last_print_t += check_seconds - self._counted  # from which tqdm measures the step
+        self._counted = check_seconds
+        super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -204,13 +228,15 @@ def show_progress(trainer: Trainer) -> None:
     A callback that shows the progress in another way, as in a notebook, stays.
 
     Args:
-        trainer ([`~transformers.Trainer`]):
+        trainer ([`DataEfficientGRPOTrainer`]):
             Its callbacks are replaced.
     """
-    present = {type(callback) for callback in trainer.callback_handler.callbacks}
+    callbacks = trainer.callback_handler.callbacks
+    present = {type(callback) for callback in callbacks}
     replaced = present & {PrinterCallback, ProgressCallback}
     for kind in replaced:
         trainer.remove_callback(kind)
         trainer.add_callback(TableCallback())
     if ProgressCallback in replaced and sys.stderr.isatty():
-        trainer.add_callback(BarCallback())
+        own = next(callback for callback in callbacks if isinstance(callback, DataEfficientCallback))
+        trainer.add_callback(BarCallback(own.check_seconds))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
-from trl_dataeff.cli.help import USAGE
 from trl_dataeff.cli.main import shipped_recipes
 from trl_dataeff.cli.options import launch_parser
 from trl_dataeff.cli.parser import read
@@ -48,13 +47,8 @@ def run(argv: list[str]) -> int:
         `int`: Exit code.
 
     Raises:
-        UserError: If nothing follows, or something in it is unknown or wrong.
+        UserError: If something in it is unknown or wrong.
     """
-    if not argv:
-        raise UserError(
-            f"There is nothing to train: give a recipe or fields, as in {USAGE}. `trl-dataeff recipes list` names "
-            "recipes, and `trl-dataeff grpo --help` lists the fields."
-        )
     set_by_launchers = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
     is_launched = any(name in os.environ for name in set_by_launchers)
     if not is_launched:

@@ -15,7 +15,6 @@ from trl_dataeff.cli.main import ParagraphHelpFormatter
 from trl_dataeff.config import DataEfficientGRPOConfig
 
 
-USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
 DESCRIPTION = """\
 Train a language model with GRPO (TRL's GRPOTrainer) and a faster update; with prompt selection and rollout replay,
 if they are switched on.

@@ -2,7 +2,7 @@
 The command `trl-dataeff`: hands `grpo` and `recipes` to their modules, runs the others, and prints user errors without
 a traceback.
 
-What reads the command line imports no torch, so that help, versions and recipes are printed at once.
+What reads the command line imports no torch, so that help, recipes and mistakes in a command are printed at once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from trl_dataeff.utils import UserError, __version__, closest, listed, terminal_
 
 
 DESCRIPTION = "GRPO for Hugging Face TRL with a faster, exact update, prompt selection and rollout replay."
+COMMANDS = ("grpo", "recipes", "env", "audit", "report")
+RECIPES_COMMANDS = ("list", "show", "copy", "validate")
+GRPO_USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
 START = """\
 to get started:
   trl-dataeff recipes list
@@ -41,7 +44,7 @@ examples:
 REPORT = "Show what one or several runs did: a table, and with --figure a figure."
 REPORT_EXAMPLES = """\
 Runs of plain TRL are read from the `trainer_state.json` of their latest checkpoint. With `scale_rewards="batch"`
-their share of effective groups counts batches.
+their share of effective groups counts batches. A single checkpoint can be given, too.
 
 examples:
   trl-dataeff report out
@@ -115,6 +118,13 @@ def _printable(text: str) -> str:
 
 
 def _run(command: str, arguments: list[str]) -> int:
+    if command not in COMMANDS and not command.startswith("-"):
+        raise UserError(_unknown_command(command))
+    if arguments == ["grpo"]:
+        raise UserError(
+            f"There is nothing to train: give a recipe or fields, as in {GRPO_USAGE}. `trl-dataeff recipes list` "
+            "names recipes, and `trl-dataeff grpo --help` lists the fields."
+        )
     if command in ("grpo", "recipes"):
         module = importlib.import_module(f"trl_dataeff.cli.{command}")  # `grpo` imports torch
         exit_code: int = module.run(arguments[1:])
@@ -122,6 +132,12 @@ def _run(command: str, arguments: list[str]) -> int:
     args = _parser().parse_args(arguments)
     args.run(args)
     return 0
+
+
+def _unknown_command(name: str) -> str:
+    """Return the message for an unknown command, with the one that comes closest."""
+    hint = f" Did you mean `recipes {name}`?" if name in RECIPES_COMMANDS else closest(name, COMMANDS)
+    return f"`{name}` is an unknown command.{hint} Known are {listed(COMMANDS)}."
 
 
 def _parser() -> ArgumentParser:
@@ -165,7 +181,7 @@ def _parser() -> ArgumentParser:
         formatter_class=ParagraphHelpFormatter,
     )
     report.set_defaults(run=print_report)
-    report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run, or a checkpoint")
     report.add_argument("--figure", metavar="FILE", type=Path, help=".png, .svg or .pdf to draw; needs matplotlib")
     report.add_argument("--rollouts_per_step", type=int, metavar="N", help="completions a step, for runs of plain TRL")
     return parser

@@ -12,7 +12,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
-from trl_dataeff.cli.help import DESCRIPTION, USAGE, GRPOParser, HelpFormatter
+from trl_dataeff.cli.help import DESCRIPTION, GRPOParser, HelpFormatter
+from trl_dataeff.cli.main import GRPO_USAGE
 from trl_dataeff.cli.recipe_file import words_of
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import closest
@@ -32,7 +33,7 @@ def grpo_parser() -> GRPOParser:
     parser = GRPOParser(
         TYPES,
         prog="trl-dataeff grpo",
-        usage=USAGE,
+        usage=GRPO_USAGE,
         description=DESCRIPTION,
         formatter_class=HelpFormatter,
         allow_abbrev=False,

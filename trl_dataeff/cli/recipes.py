@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from trl_dataeff.cli.main import find_recipe, shipped_recipes
-from trl_dataeff.utils import UserError, terminal_width
+from trl_dataeff.cli.main import RECIPES_COMMANDS, find_recipe, shipped_recipes
+from trl_dataeff.utils import UserError, closest, listed, terminal_width
 
 
 #: Characters of a line at most, in a wide terminal too
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         description="List, show, copy and validate recipes: YAML files of training fields, named "
         "<model>/<task>/<method>.",
     )
-    commands = parser.add_subparsers(required=True, metavar="list|show|copy|validate")
+    commands = parser.add_subparsers(required=True, metavar="|".join(RECIPES_COMMANDS))
     name_help = "recipe, as `trl-dataeff recipes list` prints it"
 
     list_command = commands.add_parser(
@@ -83,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         description="List the recipes that come with the package.",
     )
     list_command.set_defaults(run=_list)
+    list_command.add_argument(
+        "text",
+        metavar="MODEL",
+        nargs="?",
+        default="",
+        help="only those whose names contain this, in upper or lower case; a task or a method will do as well",
+    )
 
     show = commands.add_parser("show", help="print a recipe", description="Print a recipe.")
     show.set_defaults(run=_show)
@@ -115,10 +122,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(args: argparse.Namespace) -> None:
+    shipped = shipped_recipes()
+    names = [name for name in shipped if args.text.lower() in name.lower()]
+    if not names:
+        models = list(dict.fromkeys(name.partition("/")[0] for name in shipped))
+        raise UserError(
+            f"No recipe has {args.text!r} in its name.{closest(args.text, models)} There are recipes for "
+            f"{listed(models)}."
+        )
     width = min(terminal_width() or LONGEST_LINE, LONGEST_LINE)
-    for name, path in shipped_recipes().items():
+    for name in names:
         print(name)
-        print(textwrap.fill(description_of(path), width, initial_indent="    ", subsequent_indent="    "))
+        print(textwrap.fill(description_of(shipped[name]), width, initial_indent="    ", subsequent_indent="    "))
     print()
     print("Train with one:   trl-dataeff grpo --config NAME")
     print("Change one first: trl-dataeff recipes copy NAME")

@@ -24,7 +24,7 @@ from trl_dataeff.replay.correction import LossOptions
 from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_changing_rewards
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
-from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection import Selector, UniformSelector, resolve_selector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.utils import hash_prompts
 
@@ -125,7 +125,7 @@ def plan_runs(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, selector: S
     validation.warn_of_unsupported_parts(config, reason, processes)
     reuses = reason is None
     plan = Plan(
-        selector=validation.resolve_selector(config, selector, reason, world_size),
+        selector=resolve_selector(config, selector, reason, world_size),
         max_rounds=config.max_rollout_rounds if reuses else 1,
         replays=reuses and validation.replays(config, world_size),
         reserved=validation.reserved_places(config, world_size) if reuses else 0,

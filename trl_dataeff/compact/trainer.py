@@ -6,7 +6,6 @@ What is deliberately not here: generation, rewards, advantages, the order of pro
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,7 +43,7 @@ from trl_dataeff.compact.sampler import METRICS as SAMPLER_METRICS
 from trl_dataeff.compact.sampler import SamplerRatio, sampling_metrics
 from trl_dataeff.compact.trial import GradientTrial
 from trl_dataeff.compact.update import CompactUpdate, Situation
-from trl_dataeff.utils import PREFIX
+from trl_dataeff.utils import PREFIX, with_parameters_of
 
 
 #: What TRL's `_get_per_token_logps_and_entropies` returns
@@ -83,14 +82,13 @@ class CompactGRPOTrainer(GRPOTrainer):
     _dataeff_trial: GradientTrial | None = None  # while rows are computed both ways
     _dataeff_in_step = False  # whether the Trainer's own training step runs
 
+    @with_parameters_of(GRPOTrainer.__init__)
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         policy = policy_of(self, self.model)
         self._dataeff_update = CompactUpdate(
             self.accelerator, Check(self.accelerator, model_name=type(policy).__name__)
         )
-
-    __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
     # A run
 

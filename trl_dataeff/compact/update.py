@@ -300,7 +300,9 @@ class CompactUpdate:
             left_out.insert(1, "padding")
         text = f"leaves out {', '.join(left_out)}" if left_out else "is TRL's"
         text += "".join(f"; not {', '.join(words)} ({reason})" for reason, words in others.items())
-        checked = f" This was tried in {self.check.seconds:.1f} s." if self.check.is_begun else ""
+        checked = ""
+        if self.check.is_begun:
+            checked = f" This was tried in {self.check.seconds:.1f} s, which later steps do not take."
         self.say_once(f"The update {text}.{checked}")
 
     def say_what_was_saved(self, seconds: float) -> None:

@@ -34,13 +34,10 @@ def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[st
         `list[str]`: a phrase for each method, how prompts were chosen first.
     """
     methods = []
-    replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
-    if replayed > 0:
-        share = replayed / last[f"{PREFIX}rollouts_trained"]
-        methods.append(f"{share:.0%} of the trained rollouts replayed")
+    if last.get(f"{PREFIX}rollouts_replayed", 0) > 0:
+        methods.append("replay")
     if last.get(f"{PREFIX}rounds", 0) >= 1:
-        dropped = last[f"{PREFIX}rollouts_discarded"]
-        methods.append(f"{dropped:,.0f} rollouts dropped by dynamic sampling")
+        methods.append("dynamic sampling")
     selector = about.get("selector") or "UniformSelector"  # none where the prompts come from TRL's dataloader
     if selector == "UniformSelector" and not methods:
         methods.append("plain GRPO")
