@@ -99,12 +99,12 @@ TASKS: dict[str, Task] = {
 }
 
 
-def make_questions(train: int = 80, held_out: int = 125, seed: int = 0) -> tuple[list[Question], list[Question]]:
+def make_questions(train: int = 80, held_out: int = 120, seed: int = 0) -> tuple[list[Question], list[Question]]:
     """Make two sets of questions that have none in common, each in random order.
 
     Args:
         train (`int`, *optional*, defaults to `80`): Questions to train on, of each task its share.
-        held_out (`int`, *optional*, defaults to `125`): Questions to measure with, of each task as many.
+        held_out (`int`, *optional*, defaults to `120`): Questions to measure with, of each task as many.
         seed (`int`, *optional*, defaults to `0`): The same questions for the same seed.
 
     Returns:
