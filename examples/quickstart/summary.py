@@ -82,18 +82,18 @@ def render_training(passes: pd.DataFrame, steps: int, prompts: int, seconds: flo
         seconds (`float`): How long the training command took.
     """
     minutes, rest = divmod(round(seconds), 60)
-    lines = ["", f"Trained {steps} steps in {minutes} min {rest:02d} s. A pass is {prompts} groups, one a question."]
+    lines = ["", f"Trained {steps} steps in {minutes} min {rest:02d} s, a pass for each {prompts} groups."]
     columns = {"generated": "{:,.0f}", "effective": "{:.0%}", "easy": "{:.0%}", "hard": "{:.0%}"}
     lines += ["", "Groups", *_table(passes, {**columns, "uniform": "{:.0%}", "replayed": "{:,.0f}"})]
-    lines.append(f"{MARGIN}effective: right and wrong answers, so there is a gradient; easy, hard: one of them")
+    lines.append(f"{MARGIN}effective: right and wrong answers, so a gradient; easy, hard: none")
     if passes["uniform"].notna().any():
-        lines.append(f"{MARGIN}uniform: the effective share that uniform draws would find, by the selector's estimate")
+        lines.append(f"{MARGIN}uniform: what uniform draws would find, by the selector's estimate")
     columns = {"computed": "{:,.0f}", "left out": "{:,.0f}"}
     lines += ["", "Update     tokens of the update, and seconds"]
     lines += _table(passes, {**columns, "update": "{:,.0f} s", "generation": "{:,.0f} s"})
     if passes["computed"].notna().any():
         share = passes["computed"].sum() / (passes["computed"] + passes["left out"]).sum()
-        lines.append(f"{MARGIN}computed: in all {share:.0%} of the tokens of TRL's update; left out: the others")
+        lines.append(f"{MARGIN}In all, {share:.0%} of the tokens of TRL's update were computed")
     return "\n".join(lines)
 
 
