@@ -63,7 +63,7 @@ def test_recipe_is_valid_and_named_by_model_task_and_method(path):
         assert list(problems_of(arguments)) == []
     assert 20 < len(description_of(path)) < 100
     model, _, _ = path.relative_to(ROOT).with_suffix("").parts
-    assert yaml.safe_load(text)["model_name_or_path"].rstrip("/").endswith(model)
+    assert model in ("any_model", Path(yaml.safe_load(text)["model_name_or_path"]).name)
 
 
 def test_no_two_recipes_write_to_the_same_folder():

@@ -77,6 +77,19 @@ def letters(seed: int) -> Iterator[tuple[str, str]]:
         yield question.removeprefix("How many "), answer
 
 
+def gcd(seed: int) -> Iterator[tuple[str, str]]:
+    """The greatest common divisor of two numbers up to 30."""
+    for entry in reasoning_gym("gcd", seed, min_value=2, max_value=30):
+        listed = " ".join(str(number) for number in entry["metadata"]["numbers"])
+        yield f"GCD of {listed}?", entry["answer"]
+
+
+def sums(seed: int) -> Iterator[tuple[str, str]]:
+    """Two or three numbers of one or two digits, added and subtracted (reasoning-gym's `chain_sum`)."""
+    for entry in reasoning_gym("chain_sum", seed, min_terms=2, max_terms=3, min_digits=1, max_digits=2):
+        yield f"{entry['metadata']['expression']} =", entry["answer"]
+
+
 def backwards(seed: int) -> Iterator[tuple[str, str]]:
     """A word of five to eight letters, backwards (reasoning-gym's `spell_backward`)."""
     for entry in reasoning_gym("spell_backward", seed, min_word_len=5, max_word_len=8):
@@ -95,8 +108,8 @@ LEARNABLE = {
     "second": Kind(("Second of 7 3? 3", "Second of 2 8? 8"), _numbers("Second of {}?", operator.itemgetter(1))),
     "even": Kind(("Even in 7 4? 1", "Even in 6 8? 2"), _numbers("Even in {}?", count_even)),
     "letters": Kind(('"o" in "book"? 2', '"a" in "cat"? 1'), letters),
-    "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), tasks.gcd),
-    "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), tasks.sums),
+    "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), gcd),
+    "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), sums),
     "products": Kind(("2 * 6 = 12", "3 * 13 = 39"), _products(range(2, 13), range(11, 40))),
 }
 #: Unsolvable: no sampled completion is ever right

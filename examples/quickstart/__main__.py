@@ -16,7 +16,7 @@ from typing import Any
 
 
 RECIPES = "SmolLM2-135M-Instruct/short_answers"
-DEFAULT = "uniform"
+DEFAULT = "dots"
 FOLDER = Path("quickstart")
 MODEL = FOLDER / "SmolLM2-135M-Instruct"
 TRAIN = FOLDER / "data" / "train.jsonl"
@@ -69,9 +69,9 @@ def prepare() -> None:
 
 def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
-    from examples.quickstart.summary import count_kinds, render, sum_up
+    from examples.quickstart.summary import by_pass, render_success, render_training
     from trl_dataeff.cli.grpo import parse
-    from trl_dataeff.tracking.files import METRICS_FILE, read_metrics
+    from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, read_groups, read_metrics
     from trl_dataeff.utils import UserError
 
     command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]
@@ -95,13 +95,17 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     seconds = time.monotonic() - start
     after = _success(output_dir, sampling) if measured else None
 
+    logs = read_metrics(output_dir / METRICS_FILE)
+    prompts = _lines(TRAIN)
     try:
-        run = sum_up(read_metrics(output_dir / METRICS_FILE))
+        passes = by_pass(logs, read_groups(output_dir / GROUPS_FILE).to_pandas(), prompts)
     except ValueError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
-    n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
-    print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir)))
+    print(render_training(passes, logs[-1]["step"], prompts, seconds))
+    if measured:
+        print(render_success(before, after, _lines(HELD_OUT)))
+    print(f"\nModel      {output_dir}  (a LoRA adapter)")
     print(next_steps(recipe))
     return 0
 
@@ -137,9 +141,8 @@ def remove_checkpoints(output_dir: Path) -> None:
 def next_steps(recipe: str) -> str:
     """Return what to try after a run with `recipe`."""
     methods = {
-        "uniform": "plain GRPO, faster update",
         "dots": "selection and replay",
-        "dynamic_sampling": "drop zero-variance groups",
+        "uniform": "plain GRPO, faster update",
     }
     lines = ["", "Next"]
     for other, words in methods.items():
@@ -168,6 +171,10 @@ def _success(adapter: Path | None, sampling: dict[str, Any]) -> dict[str, float]
     rates = measure(MODEL, None, HELD_OUT, "Success before training", **sampling)
     kept.write_text(json.dumps({"sampling": sampling, "success": rates}), encoding="utf-8")
     return rates
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def _shown(command: list[str]) -> str:
@@ -203,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other argument goes to `trl-dataeff grpo`, for instance --max_steps 5.",
         allow_abbrev=False,
     )
-    parser.add_argument("--recipe", default=DEFAULT, help=f"method of {RECIPES}: uniform, dots or dynamic_sampling")
+    parser.add_argument("--recipe", default=DEFAULT, help=f"method of {RECIPES}: {DEFAULT} or uniform")
     parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
     parser.add_argument(
         "--no-measuring", action="store_true", help="leave out the held-out questions before and after training"

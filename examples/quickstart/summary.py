@@ -1,159 +1,118 @@
-"""Summary of a run, from its logs and its table of groups."""
+"""Summary of a run: what happened in each pass over the questions, and success before and after."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
+import pandas as pd
 
 from trl_dataeff.utils import PREFIX
 
 
-#: Kinds of groups, in words
-KINDS = {
-    "effective": "in groups with right and wrong answers, which carry a gradient",
-    "easy": "in groups with right answers alone: no gradient",
-    "hard": "in groups with wrong answers alone: no gradient",
-}
+#: Of the logs. A run has no metric of what is switched off
+METRICS = [
+    "selector/uniform_effective_ratio",
+    "rollouts_replayed",
+    "update/tokens",
+    "update/tokens_saved",
+    "update/seconds",
+    "time/generation_s",
+]
+KINDS = ["effective", "easy", "hard"]
+MARGIN = " " * 11
 
 
-class Run(NamedTuple):
-    """
-    Steps, completions (generated = trained + dropped + waiting for a next step), success rates of rollouts, and the
-    mean over the steps of the share of the tokens of TRL's update that ours computed; None if that was not logged.
-    """
-
-    steps: int
-    generated: int
-    trained: int  # once or more often
-    replayed: int  # times that one was trained on again
-    dropped: int
-    first_success: float
-    last_success: float
-    tokens_computed: float | None
-
-    @property
-    def waiting(self) -> int:
-        return self.generated - self.trained - self.dropped
-
-
-def count_kinds(output_dir: str | Path) -> dict[str, int]:
-    """Number of effective, easy and hard groups, from the run's `groups.parquet`."""
-    table = pq.read_table(Path(output_dir) / "dataeff" / "groups.parquet", columns=["kind"])
-    return {entry["values"]: entry["counts"] for entry in table["kind"].value_counts().to_pylist()}
-
-
-def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
-    """Sum up a run.
+def by_pass(logs: Sequence[dict[str, Any]], groups: pd.DataFrame, prompts: int) -> pd.DataFrame:
+    """Sum up the passes of a run.
 
     Args:
-        logs (`list[dict]`): What the trainer logged, in order.
-        window (`int`, *optional*, defaults to `5`): Logs at the start, and at the end, whose success rates are
-            averaged. Half of the logs if there are fewer than twice as many.
+        logs (`Sequence[dict]`): What the trainer logged, in order.
+        groups (`pd.DataFrame`): The run's `groups.parquet`.
+        prompts (`int`): Number of prompts of the dataset.
 
     Returns:
-        [`Run`]: The cumulative counts of the last log, and the two averages.
+        `pd.DataFrame`: A row for each pass, which is as many groups as there are prompts; the last one may have fewer.
+        Columns: the groups `generated`, and the shares of them that are `effective`, `easy` and `hard`; `uniform`, the
+        share of effective groups that uniform draws would have found, as the selector estimates it; the groups
+        `replayed`; tokens that the update `computed` and that it `left out`; seconds of `update` and `generation`.
+        What the run did not log is NaN.
 
     Raises:
         ValueError: If no log has a count of rollouts.
     """
-    steps = [log for log in logs if PREFIX + "rollouts_generated" in log]
-    if not steps:
-        raise ValueError(
-            f"None of the {len(logs)} logs has `{PREFIX}rollouts_generated`. Train at least `logging_steps` steps."
-        )
-    last = steps[-1]
-    replayed = last.get(PREFIX + "rollouts_replayed", 0)
-    rates = [log[PREFIX + "success_rate"] for log in steps if PREFIX + "success_rate" in log]
-    n = max(1, min(window, len(rates) // 2))
-    saved = [log[PREFIX + "update/tokens_saved"] for log in steps if PREFIX + "update/tokens_saved" in log]
-    tokens_computed = 1 - _mean(saved) if saved else None
-    return Run(
-        steps=last["step"],
-        generated=round(last[PREFIX + "rollouts_generated"]),
-        trained=round(last[PREFIX + "rollouts_trained"] - replayed),
-        replayed=round(replayed),
-        dropped=round(last.get(PREFIX + "rollouts_discarded", 0)),
-        first_success=_mean(rates[:n]),
-        last_success=_mean(rates[-n:]),
-        tokens_computed=tokens_computed,
+    logs = [log for log in logs if PREFIX + "rollouts_generated" in log]
+    if not logs:
+        raise ValueError(f"No log has `{PREFIX}rollouts_generated`. Train at least `logging_steps` steps.")
+    metrics = pd.DataFrame(logs).reindex(columns=[PREFIX + name for name in METRICS])
+    metrics.columns = METRICS
+    last_step = pd.Series([log["step"] for log in logs])
+    steps = last_step.diff().fillna(last_step)
+    replayed = metrics["rollouts_replayed"] / groups["completions"].iloc[0]
+    computed = steps * metrics["update/tokens"]
+    by_log = pd.DataFrame(
+        {
+            "replayed": replayed.diff().fillna(replayed),
+            "computed": computed,
+            "left out": computed / (1 - metrics["update/tokens_saved"]) - computed,
+            "update": steps * metrics["update/seconds"],
+            "generation": steps * metrics["time/generation_s"],
+        }
     )
+    pass_of_group = np.arange(len(groups)) // prompts + 1
+    # A log is of the pass of the newest group that was generated before it
+    groups_before = np.searchsorted(groups["step"], last_step)
+    pass_of_log = pass_of_group[groups_before - 1]
+
+    shares = pd.crosstab(pass_of_group, groups["kind"].to_numpy(), rownames=["pass"], normalize="index")
+    passes = shares.reindex(columns=KINDS, fill_value=0.0)
+    passes.insert(0, "generated", pd.Series(pass_of_group).value_counts())
+    passes["uniform"] = metrics["selector/uniform_effective_ratio"].groupby(pass_of_log).mean()
+    return passes.join(by_log.groupby(pass_of_log).sum(min_count=1))
 
 
-def render(
-    run: Run,
-    seconds: float,
-    model: str | Path,
-    before: dict[str, float] | None,
-    after: dict[str, float] | None,
-    n: int,
-    groups: dict[str, int],
-) -> str:
-    """Return the summary as text.
+def render_training(passes: pd.DataFrame, steps: int, prompts: int, seconds: float) -> str:
+    """Return what happened in training as text.
 
     Args:
-        run ([`Run`]): What was trained.
+        passes (`pd.DataFrame`): See [`by_pass`].
+        steps (`int`): Optimizer steps.
+        prompts (`int`): Questions that were trained on.
         seconds (`float`): How long the training command took.
-        model (`str` or `Path`): Where the adapter is.
-        before (`dict`, *optional*): Success rates by task on held-out questions before training. Without them, the
-            summary has the rollouts' own.
-        after (`dict`, *optional*): The same after training.
-        n (`int`): Number of held-out questions.
-        groups (`dict`): Number of groups of each kind.
     """
-    lines = _training_lines(run, seconds, groups)
-    lines.append("")
-    if before is None or after is None:
-        lines += [
-            "Success    of the first and of the last rollouts (other questions, so only roughly comparable)",
-            f"           {run.first_success:4.0%} at the start, {run.last_success:.0%} at the end",
-        ]
-    else:
-        lines += _success_lines(before, after, n)
-    lines += ["", f"Model      {model}  (a LoRA adapter)"]
+    minutes, rest = divmod(round(seconds), 60)
+    lines = ["", f"Trained {steps} steps in {minutes} min {rest:02d} s, a pass for each {prompts} groups."]
+    columns = {"generated": "{:,.0f}", "effective": "{:.0%}", "easy": "{:.0%}", "hard": "{:.0%}"}
+    lines += ["", "Groups", *_table(passes, {**columns, "uniform": "{:.0%}", "replayed": "{:,.0f}"})]
+    lines.append(f"{MARGIN}effective: right and wrong answers, so a gradient; easy, hard: none")
+    if passes["uniform"].notna().any():
+        lines.append(f"{MARGIN}uniform: what uniform draws would find, by the selector's estimate")
+    columns = {"computed": "{:,.0f}", "left out": "{:,.0f}"}
+    lines += ["", "Update     tokens of the update, and seconds"]
+    lines += _table(passes, {**columns, "update": "{:,.0f} s", "generation": "{:,.0f} s"})
+    if passes["computed"].notna().any():
+        share = passes["computed"].sum() / (passes["computed"] + passes["left out"]).sum()
+        lines.append(f"{MARGIN}In all, {share:.0%} of the tokens of TRL's update were computed")
     return "\n".join(lines)
 
 
-def _training_lines(run: Run, seconds: float, groups: dict[str, int]) -> list[str]:
-    minutes, rest = divmod(round(seconds), 60)
-    lines = [
-        "",
-        f"Trained {run.steps} steps in {minutes} min {rest:02d} s.",
-        "",
-        f"Rollouts   {run.generated:,} generated",
-    ]
-    total = sum(groups.values())
-    for kind, words in KINDS.items():
-        share = groups.get(kind, 0) / total
-        lines.append(f"           {share:4.0%} {words}")
-    lines.append(f"           {run.trained:,} trained on")
-    if run.replayed:
-        lines.append(f"           {run.replayed:,} times one of them was trained on again (replay)")
-    if run.dropped:
-        lines.append(f"           {run.dropped:,} dropped: their groups carry no gradient")
-    if run.waiting:
-        lines.append(f"           {run.waiting:,} waiting: kept for a next step that was not reached")
-    if run.tokens_computed is not None:
-        lines += [
-            "",
-            f"Update     {run.tokens_computed:4.0%} of the tokens that TRL's would compute: no padding, no rows",
-            "                without a gradient, and each prompt once",
-        ]
+def render_success(before: dict[str, float], after: dict[str, float], n: int) -> str:
+    """Return the success rates on `n` held-out questions, by task, before and after training, as text."""
+    rates = pd.DataFrame({"before": before, "after": after})
+    lines = ["", f"Success    on {n} questions that were not trained on, one sampled answer each"]
+    return "\n".join(lines + _table(rates, {"before": "{:.0%}", "after": "{:.0%}"}))
+
+
+def _table(values: pd.DataFrame, formats: dict[str, str]) -> list[str]:
+    """The columns of `formats` that have a value, aligned to the right behind the names of the rows."""
+    columns = [[values.index.name or "", *map(str, values.index)]]
+    for name, form in formats.items():
+        if values[name].notna().any():
+            columns.append([name, *["-" if np.isnan(value) else form.format(value) for value in values[name]]])
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for name, *cells in zip(*columns, strict=True):
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append(MARGIN + "  ".join([name.ljust(widths[0]), *aligned]))
     return lines
-
-
-def _success_lines(before: dict[str, float], after: dict[str, float], n: int) -> list[str]:
-    lines = [
-        f"Success    on {n} questions that were not trained on, one sampled answer each",
-        f"           {'':10}   before   after",
-    ]
-    for task in before:
-        lines.append(f"           {task:10}{before[task]:>9.0%}{after[task]:>8.0%}")
-    return lines
-
-
-def _mean(values: list[float]) -> float:
-    if not values:
-        return float("nan")
-    return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""The questions: short ones of graded difficulty, with answers that can be checked word for word.
+"""The questions: easy, learnable and hopeless ones for this model, with answers that can be checked word for word.
 
 What is deliberately not here: a language task. Each answer is a number, a few tokens long.
 """
@@ -27,7 +27,7 @@ class Task(NamedTuple):
 
     Args:
         example (`tuple[str, str]`): A question and its answer, shown before each question.
-        share (`float`): The kind's part of the dataset.
+        share (`float`): The kind's part of the training questions.
         stream (`Callable`): Makes questions and answers without end from a seed.
     """
 
@@ -43,14 +43,15 @@ PATIENCE = 200
 
 
 def largest(seed: int) -> Iterator[tuple[str, str]]:
-    """The largest of two to four numbers, all of one digit or all of two."""
-    rng = random.Random(seed)
-    while True:
-        digits = rng.randint(1, 2)
-        candidates = range(10 ** (digits - 1), 10**digits)
-        numbers = rng.sample(candidates, rng.randint(2, 4))
-        listed = " ".join(str(number) for number in numbers)
+    """The largest of two or three numbers."""
+    for numbers, listed in _lists(seed):
         yield f"Largest of {listed}?", str(max(numbers))
+
+
+def smallest(seed: int) -> Iterator[tuple[str, str]]:
+    """The smallest of two or three numbers."""
+    for numbers, listed in _lists(seed):
+        yield f"Smallest of {listed}?", str(min(numbers))
 
 
 def letters(seed: int) -> Iterator[tuple[str, str]]:
@@ -62,33 +63,48 @@ def letters(seed: int) -> Iterator[tuple[str, str]]:
             yield f'How many "{letter}" in "{word}"?', entry["answer"]
 
 
-def gcd(seed: int) -> Iterator[tuple[str, str]]:
-    """The greatest common divisor of two numbers up to 30 (reasoning-gym's `gcd`)."""
-    for entry in _reasoning_gym("gcd", seed, min_value=2, max_value=30):
-        listed = " ".join(str(number) for number in entry["metadata"]["numbers"])
-        yield f"GCD of {listed}?", entry["answer"]
+def repeat(seed: int) -> Iterator[tuple[str, str]]:
+    """A number of two digits, given back."""
+    rng = random.Random(seed)
+    while True:
+        number = rng.randint(10, 99)
+        yield f"Repeat {number}", str(number)
+
+
+def products(seed: int) -> Iterator[tuple[str, str]]:
+    """Two numbers of two digits, multiplied: an answer of four digits."""
+    rng = random.Random(seed)
+    while True:
+        a = rng.randint(32, 99)
+        b = rng.randint(32, 99)
+        yield f"{a} * {b} =", str(a * b)
 
 
 def sums(seed: int) -> Iterator[tuple[str, str]]:
-    """Two or three numbers of one or two digits, added and subtracted (reasoning-gym's `chain_sum`)."""
-    for entry in _reasoning_gym("chain_sum", seed, min_terms=2, max_terms=3, min_digits=1, max_digits=2):
-        yield f"{entry['metadata']['expression']} =", entry["answer"]
+    """Three numbers of three digits, added."""
+    rng = random.Random(seed)
+    while True:
+        numbers = rng.sample(range(100, 1000), 3)
+        yield f"{' + '.join(map(str, numbers))} =", str(sum(numbers))
 
 
+#: `repeat` is easy: the initial model solves most of them. `products` and `sums` are hopeless: it solves none
 TASKS: dict[str, Task] = {
-    "largest": Task(("Largest of 35 66 30?", "66"), 0.5, largest),
-    "letters": Task(('How many "o" in "book"?', "2"), 0.3, letters),
-    "gcd": Task(("GCD of 12 8?", "4"), 0.1, gcd),
-    "sums": Task(("2 + 6 =", "8"), 0.1, sums),
+    "repeat": Task(("Repeat 35", "35"), 0.2, repeat),
+    "largest": Task(("Largest of 3 7?", "7"), 0.15, largest),
+    "smallest": Task(("Smallest of 7 3?", "3"), 0.15, smallest),
+    "letters": Task(('How many "o" in "book"?', "2"), 0.1, letters),
+    "products": Task(("12 * 15 =", "180"), 0.2, products),
+    "sums": Task(("212 + 31 =", "243"), 0.2, sums),
 }
 
 
-def make_questions(train: int = 512, held_out: int = 160, seed: int = 0) -> tuple[list[Question], list[Question]]:
-    """Make two sets of questions that have none in common, each with every task's share, in random order.
+def make_questions(train: int = 80, held_out: int = 120, seed: int = 0) -> tuple[list[Question], list[Question]]:
+    """Make two sets of questions that have none in common, each in random order.
 
     Args:
-        train (`int`, *optional*, defaults to `512`): Questions to train on.
-        held_out (`int`, *optional*, defaults to `160`): Questions to measure with.
+        train (`int`, *optional*, defaults to `80`): Questions to train on, of each task its share.
+        held_out (`int`, *optional*, defaults to `120`): Questions to measure with, of each task as many.
         seed (`int`, *optional*, defaults to `0`): The same questions for the same seed.
 
     Returns:
@@ -98,14 +114,14 @@ def make_questions(train: int = 512, held_out: int = 160, seed: int = 0) -> tupl
     held_out_set: list[Question] = []
     for name, task in TASKS.items():
         for_training = math.ceil(train * task.share)
-        for_measuring = math.ceil(held_out * task.share)
+        for_measuring = math.ceil(held_out / len(TASKS))
         questions = _distinct(name, task, for_training + for_measuring, seed)
         random.Random(seed).shuffle(questions)
         train_set += questions[:for_training]
         held_out_set += questions[for_training:]
     random.Random(seed).shuffle(train_set)
     random.Random(seed).shuffle(held_out_set)
-    # Shares were rounded up
+    # Numbers were rounded up
     return train_set[:train], held_out_set[:held_out]
 
 
@@ -150,6 +166,16 @@ def _distinct(name: str, task: Task, n: int, seed: int) -> list[Question]:
             if len(questions) == n:
                 break
     return questions
+
+
+def _lists(seed: int) -> Iterator[tuple[list[int], str]]:
+    """Two or three different numbers, all of one digit or all of two, and as text."""
+    rng = random.Random(seed)
+    while True:
+        digits = rng.randint(1, 2)
+        candidates = range(10 ** (digits - 1), 10**digits)
+        numbers = rng.sample(candidates, rng.randint(2, 3))
+        yield numbers, " ".join(str(number) for number in numbers)
 
 
 def _reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from time import sleep
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -15,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.quickstart import __main__ as quickstart
 from examples.quickstart.evaluate import success_rates
-from examples.quickstart.summary import render, sum_up
+from examples.quickstart.summary import by_pass, render_success, render_training
 from examples.quickstart.tasks import Question, make_questions
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories.tiny import tiny_model, tiny_tokenizer
@@ -52,15 +54,12 @@ def questions() -> tuple[list[Question], list[Question]]:
 def right_answer(question: Question) -> int:
     """The answer, worked out from the question's text alone."""
     text = question.question
-    numbers = [int(n) for n in re.findall(r"\d+", text)]
-    if question.task == "largest":
-        return max(numbers)
-    if question.task == "gcd":
-        return math.gcd(*numbers)
     if question.task == "letters":
         letter, word = re.fullmatch(r'How many "(.)" in "(\w+)"\?', text).groups()
         return sum(c == letter for c in word)
-    return sum(int(term.replace(" ", "")) for term in re.findall(r"[-+]? ?\d+", text))
+    numbers = [int(n) for n in re.findall(r"\d+", text)]
+    of_numbers = {"repeat": sum, "largest": max, "smallest": min, "products": math.prod, "sums": sum}
+    return of_numbers[question.task](numbers)
 
 
 def test_every_answer_is_right_and_no_question_is_asked_twice(questions):
@@ -84,11 +83,6 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
     assert rates == {"a": 0.0, "b": 8 / 20, "all": 8 / 40}
 
 
-def log(step: int, success: float, **rollouts: int) -> dict:
-    counts = {f"dataeff/rollouts_{name}": n for name, n in rollouts.items()}
-    return {"step": step, "dataeff/success_rate": success, **counts}
-
-
 def test_the_recipes_of_the_methods_differ_in_the_method_alone():
     folder = Path("recipes", quickstart.RECIPES)
     dots = yaml.safe_load((folder / "dots.yaml").read_text())
@@ -96,23 +90,61 @@ def test_the_recipes_of_the_methods_differ_in_the_method_alone():
     assert {name for name in dots if dots[name] != uniform[name]} == {"selection", "replay", "output_dir"}
 
 
-def test_the_summary_has_the_numbers_of_the_run():
-    logs = [
-        {**log(1, 0.1, generated=64, trained=48, discarded=24, replayed=9), "dataeff/update/tokens_saved": 0.5},
-        {**log(3, 0.5, generated=200, trained=196, discarded=80, replayed=100), "dataeff/update/tokens_saved": 0.9},
-        {"step": 3, "train_runtime": 9.0},
-    ]
-    run = sum_up(logs)
-    assert (run.steps, run.generated, run.trained, run.replayed, run.dropped, run.waiting) == (3, 200, 96, 100, 80, 24)
-    before = {"largest": 0.2, "all": 0.21}
-    after = {"largest": 0.6, "all": 0.58}
-    groups = {"effective": 16, "hard": 9}
-    text = render(run, 247.4, "runs/x", before, after, 160, groups)
-    for part in ("3 steps in 4 min 07 s", "64% in groups with right and wrong", "30% of the tokens that TRL's would"):
-        assert part in text
-    assert re.search(r"largest +20% +60%\n", text)
-    without_update = render(sum_up([log(1, 0.1, generated=64, trained=48)]), 1.0, "runs/x", before, after, 160, groups)
-    assert "tokens" not in without_update
+def log(step: int, generated: int, replayed: int, **of_update: float) -> dict:
+    rollouts = {"dataeff/rollouts_generated": generated, "dataeff/rollouts_replayed": replayed}
+    return {"step": step, **rollouts, **{f"dataeff/update/{name}": value for name, value in of_update.items()}}
+
+
+#: Two groups of 8 a generation batch, which is two steps; a pass is four
+LOGS = [
+    log(2, generated=16, replayed=0, tokens=10, tokens_saved=0.5, seconds=1),
+    log(4, generated=32, replayed=8, tokens=20, tokens_saved=0.75, seconds=2),
+    {"step": 4, "eval_reward": 0.5},
+    log(6, generated=48, replayed=24, tokens=30, tokens_saved=0, seconds=3),
+    {"step": 6, "train_runtime": 9.0},
+]
+GROUPS = pd.DataFrame(
+    {
+        "step": [0, 0, 2, 2, 4, 4],
+        "kind": ["effective", "hard", "hard", "easy", "effective", "effective"],
+        "completions": [8] * 6,
+    }
+)
+
+
+def test_a_pass_is_as_many_groups_as_there_are_prompts():
+    passes = by_pass(LOGS, GROUPS, prompts=4)
+    assert passes["generated"].tolist() == [4, 2]
+    assert passes[["effective", "easy", "hard"]].to_numpy().tolist() == [[0.25, 0.25, 0.5], [1, 0, 0]]
+    assert passes["replayed"].tolist() == [1, 2]  # of 8 completions each
+    assert passes["computed"].tolist() == [2 * 10 + 2 * 20, 2 * 30]
+    assert passes["left out"].tolist() == [2 * 10 + 2 * 60, 0]
+    assert passes["update"].tolist() == [2 * 1 + 2 * 2, 2 * 3]
+    assert passes[["uniform", "generation"]].isna().all(axis=None)
+
+
+def test_what_uniform_draws_would_find_is_the_mean_over_a_pass():
+    found = [0.5, 0.3, None, 0.2, None]
+    name = "dataeff/selector/uniform_effective_ratio"
+    logs = [entry if share is None else {**entry, name: share} for entry, share in zip(LOGS, found, strict=True)]
+    assert np.allclose(by_pass(logs, GROUPS, prompts=4)["uniform"], [0.4, 0.2])
+
+
+def test_a_run_without_a_log_of_rollouts_is_refused():
+    with pytest.raises(ValueError, match="logging_steps"):
+        by_pass([{"step": 1, "loss": 0.0}], GROUPS, prompts=4)
+
+
+def test_the_summary_shows_what_the_run_has():
+    passes = by_pass(LOGS, GROUPS, prompts=4)
+    text = render_training(passes, steps=6, prompts=4, seconds=247.4)
+    assert "6 steps in 4 min 07 s" in text
+    assert re.search(r"\n +1 +4 +25% +25% +50% +1\n +2 +2 +100% +0% +0% +2\n", text)
+    assert "46% of the tokens" in text  # 120 of 260
+    assert "uniform" not in text
+    assert "generation" not in text
+    success = render_success({"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}, 160)
+    assert re.search(r"largest +20% +60%\n", success)
 
 
 @pytest.fixture(autouse=True)
