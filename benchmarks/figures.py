@@ -10,7 +10,11 @@ from typing import Any
 
 INK = "#7A7A7A"  # of text and axes
 #: Colours of methods, which colour-blind readers can tell apart
-GREY, YELLOW, ORANGE, BLUE, GREEN = "#808080", "#C49A00", "#D55E00", "#2F8FD8", "#009E73"
+GREY = "#808080"
+YELLOW = "#C49A00"
+ORANGE = "#D55E00"
+BLUE = "#2F8FD8"
+GREEN = "#009E73"
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from benchmarks.savings import (
     Settings,
     by_setting,
     group_sizes_table,
+    kinds_table,
     savings_table,
     short_runs_table,
     steps_table,
@@ -136,6 +137,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
     "short runs": lambda: short_runs_table(short_suites()),
+    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill"), only_notable=True),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 

@@ -1,6 +1,6 @@
-"""The prompt of a group is computed once for all of its rows in a micro-batch, by the model's own cache, instead of
-once for each of them (Prefix Grouper, arXiv 2506.05433, computes it once by a mask of its own). Only the hidden states
-that completion tokens are predicted from reach the head.
+"""
+What the model computes of a micro-batch: hidden states of completions alone reach the head, and where prompts are
+shared, all tokens are one sequence (see `packing.py`), in which the prompt of a group is once.
 """
 
 from __future__ import annotations
