@@ -40,6 +40,8 @@ MEASURED = {
     "generation_s": "dataeff/time/generation_s",
     "update_s": "dataeff/update/seconds",
 }
+#: Columns of the latest value, empty where a method has no such thing
+LATEST = {"uniform_effective": "dataeff/selector/uniform_effective_ratio"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Evaluations(TrainerCallback):
                 "start": self.spec.start,
                 "run": self.spec.name,
                 "machine": machine(),
-                **self._new_means(),
+                **self._new_measurements(),
             }
         )
         self.start_clock()
@@ -188,8 +190,8 @@ class Evaluations(TrainerCallback):
         self.counts = counts
         return new
 
-    def _new_means(self) -> dict[str, float | None]:
-        """Means of `MEASURED` since the last evaluation.
+    def _new_measurements(self) -> dict[str, float | None]:
+        """Means of `MEASURED` since the last evaluation, and the values of `LATEST`.
 
         Nothing is logged, so TRL's store holds every value since the start.
         """
@@ -199,6 +201,9 @@ class Evaluations(TrainerCallback):
             new = [value for value in values[self.measured[column] :] if not np.isnan(value)]
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None
+        for column, name in LATEST.items():
+            latest = self.trainer._metrics["train"].get(name, [])
+            means[column] = latest[-1] if latest else None
         return {column: None if mean is None else round(mean, DECIMALS) for column, mean in means.items()}
 
 
