@@ -11,6 +11,7 @@ milliseconds.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -111,6 +112,8 @@ def measure() -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     if "RANK" in os.environ:
         run_process()
         return

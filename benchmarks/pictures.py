@@ -11,6 +11,7 @@ high, and constant.
 
 from __future__ import annotations
 
+import argparse
 import json
 import string
 import tempfile
@@ -215,6 +216,8 @@ def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     torch.set_num_threads(1)
     with open(COMMITTED_RUNS, encoding="utf-8") as lines:
         for name, (low, high) in ranges(lines).items():

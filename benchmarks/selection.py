@@ -12,6 +12,7 @@ generation batches and at its peak, embeddings left out.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import time
@@ -88,6 +89,8 @@ def seconds_per_batch(num_prompts: int, width: int) -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     torch.set_num_threads(1)
     after, peak = bytes_per_prompt(MANY_PROMPTS)
     print(f"{MANY_PROMPTS:,} prompts: {after:.0f} bytes a prompt, {peak:.0f} at the peak")
