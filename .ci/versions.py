@@ -55,7 +55,8 @@ INTRODUCTION = """\
 The tests that depend on TRL ran on a CPU with each row's versions. *lowest* has the lowest ones that the package \
 allows, except for torch. Tests that a version cannot run are left out, such as sharding with Transformers 5.3. With \
 Transformers below 5.13, tools need the package `jmespath`. The loss of TRL 1.15.0 needs Triton, and so a GPU. CI \
-tests other versions of Python.
+tests other versions of Python. From Transformers 5.23 on, `gradient_checkpointing` is called \
+`activation_checkpointing`, and both names work.
 """
 SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
 
