@@ -133,6 +133,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
     "update": lambda: update.page_table(update.read_results(UPDATES)),
     "update in short": lambda: update.page_table(update.read_results(UPDATES), update.IN_SHORT),
+    "update on the page": lambda: update.page_table(update.read_results(UPDATES), update.ON_PAGE),
     "steps": lambda: steps_table(short_suites()),
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),

@@ -292,10 +292,10 @@ def group_sizes_table(settings: Settings, target: float) -> str:
     Args:
         settings (`Settings`): Runs of plain GRPO, and with selection and replay, each at one rate, with equally many
             rollouts a step, see [`by_setting`].
-        target (`float`): An accuracy.
+        target (`float`): A success.
 
     Returns:
-        The rollouts until the accuracy is reached, and the accuracy at the end, of both methods.
+        The rollouts until the success is reached, and the success at the end, of both methods.
     """
     runs_of: dict[tuple[int, int], dict[str, list[Curve]]] = {}
     for setting, runs in settings.items():
@@ -313,8 +313,8 @@ def group_sizes_table(settings: Settings, target: float) -> str:
         "completions of a group",
         "groups a step",
         "seeds",
-        f"plain GRPO: rollouts to accuracy {target:g}",
-        f"selection and replay: rollouts to accuracy {target:g}",
+        f"plain GRPO: rollouts to success {target:g}",
+        f"selection and replay: rollouts to success {target:g}",
         "plain GRPO: end",
         "selection and replay: end",
     ]

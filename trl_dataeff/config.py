@@ -148,7 +148,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=True,
         metadata={
             "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, "
-            "and repeated prompts. The weights are TRL's up to rounding. The first update computes the gradient of "
+            "and repeated prompts. Every gradient is TRL's up to rounding. The first update computes the gradient of "
             "a few rows both ways, and a line says what is off."
         },
     )

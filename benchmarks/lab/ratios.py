@@ -165,7 +165,7 @@ def ratio_table(curves: list[Curve], rivals: Sequence[str] = (BASELINE,), budget
         header.append("pool")
     if several_rates:
         header.append("learning rate")
-    header += ["method", "seeds", *compared.values(), "effective groups", f"accuracy after {budget:,} rollouts"]
+    header += ["method", "seeds", *compared.values(), "effective groups", f"success after {budget:,} rollouts"]
     header += [f"difference from {tables.title(rival)}" for rival in rivals]
 
     rows = []

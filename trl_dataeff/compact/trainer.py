@@ -55,7 +55,7 @@ WITHOUT_OLD_LOGPS = "without_old_logps"
 class CompactGRPOTrainer(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] with an update that computes only what has a gradient. Takes the same arguments, and works
-    with TRL's own [`~trl.GRPOConfig`]. The weights are TRL's up to rounding.
+    with TRL's own [`~trl.GRPOConfig`]. Every gradient is TRL's up to rounding.
 
     Rows whose advantage is exactly 0, padding, and further computations of a prompt are left out of the forward and
     backward pass of TRL's micro-batches, and of its passes for old and reference log-probs. What is not exact with a
