@@ -31,8 +31,6 @@ class CurriculumSelector(Selector):
     def __init__(self, levels, goal=0.7):
         self.levels = levels
         self.goal = goal
-        self.level = 0  # the highest one that is open
-        self.success = 0.0  # running mean
 
     def bind(self, context):
         super().bind(context)
@@ -43,8 +41,8 @@ class CurriculumSelector(Selector):
         # As many prompts are open as can be asked for at once: those of a batch, and half as many again in a round
         needed = min(2 * context.batch_groups, context.num_prompts)
         prompts_up_to_level = np.cumsum(np.bincount(self.levels))
-        self.level = int(np.searchsorted(prompts_up_to_level, needed))
-        self.success = 0.0
+        self.level = int(np.searchsorted(prompts_up_to_level, needed))  # the highest one that is open
+        self.success = 0.0  # running mean
 
     def propose(self, n, rng):
         open_ids = np.flatnonzero(self.levels <= self.level)

@@ -6,7 +6,8 @@ Fits a predictor of success rates to the groups of finished runs, and measures i
     trl-dataeff grpo --config recipe.yaml --prompt_embedding Qwen/Qwen2.5-0.5B-Instruct \
         --selection dots --selector_args '{"predictor": "predictor"}'
 
-Needs the extra `embeddings` (in a clone: `pip install ".[embeddings]"`), and runs with groups of at least 20 prompts.
+Needs the extra `embeddings` (in a clone: `pip install ".[embeddings]"`), and runs with selection, replay or several
+rounds: the groups of a default run do not name rows of the dataset. They must have groups of at least 20 prompts.
 
 Give the prompts as the run has them: with a system prompt, as a dataset of conversations that contain it.
 

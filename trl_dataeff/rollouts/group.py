@@ -82,7 +82,8 @@ class RolloutGroup:
     of it are facts of each generation batch that it takes part in (see [`GenerationBatch`]).
 
     Attributes:
-        prompt_id: row index of the prompt in the training dataset; `UNKNOWN_PROMPT` (-1) for a stream.
+        prompt_id: row index of the prompt in the training dataset, or in a default run a hash of the prompt;
+            `UNKNOWN_PROMPT` (-1) for a stream.
         step: optimizer step at which it was rolled out.
         round: round of its generation batch, from 0.
         rewards: float32 of shape `(G, F)`, one column per reward function.

@@ -26,7 +26,7 @@ ABOUT = b"trl_dataeff"
 SCHEMA = pa.schema(
     {
         "step": pa.int32(),  # optimizer steps that were done when the group was generated
-        "prompt_id": pa.int64(),  # row of the training dataset; -1 if not known
+        "prompt_id": pa.int64(),  # row of the dataset, or in a default run a hash of the prompt; -1 without one
         "round": pa.int16(),  # of its generation batch, from 0
         "success_rate": pa.float32(),  # in [0, 1]; null if no completion was scorable
         "reward": pa.float32(),  # mean total reward of the scorable completions
