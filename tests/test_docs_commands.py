@@ -209,10 +209,9 @@ def test_the_python_blocks_of_a_page_run(page, tiny):
             assert trainer.state.global_step == trainer.state.max_steps
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/script.md"])
-def test_a_whole_script_asks_an_instruct_model_and_reads_its_answers(page, tiny, caplog_transformers):
-    (script,) = [block for block in blocks(ROOT / page, "python") if "def reward" in block]
-    exec(compile(script, page, "exec"), tiny)
+def test_the_whole_script_asks_an_instruct_model_and_reads_its_answers(tiny, caplog_transformers):
+    (script,) = [block for block in blocks(ROOT / "README.md", "python") if "def reward" in block]
+    exec(compile(script, "README.md", "exec"), tiny)
     assert "chat template" not in caplog_transformers.text
     gold = tiny["trainer"].train_dataset[40]["answer"]
     answers = [f"That is **{int(gold):,}**.", gold, f"{gold}1", "I cannot say.", ""]

@@ -20,9 +20,10 @@ Train a language model with GRPO (TRL's GRPOTrainer) and a faster update; with p
 if they are switched on.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
-name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
-`accelerate launch` are passed on. `dataset_name` also takes a local .parquet, .jsonl, .json or .csv file, or a folder
-from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_answer_reward` and `math_verify_reward`.
+name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config multi_gpu` and every other option
+of `accelerate launch` are passed on. `dataset_name` also takes a local .parquet, .jsonl, .json or .csv file, or a
+folder from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_answer_reward` and
+`math_verify_reward`.
 
 examples:
   # a recipe that comes with the package, for 20 steps
