@@ -38,11 +38,16 @@ class Part(NamedTuple):
 
 #: Plain GRPO with the faster update stands for TRL's trainer: its weights are the same but for rounding
 COMPARED = ("compact", "selection", "fill", "share", "greso_fill")
-RATES = (1.5e-4, 3e-4, 6e-4)  # of the trials
+#: That of the trials at which plain GRPO keeps half of its first share of effective groups to the middle of the run
+RATE = 1.5e-4
+SEEDS = range(30, 35)
 
 STUDY = (
+    *(Part("several", {"compact": rate}, TRIAL, steps=100) for rate in (1.5e-4, 3e-4)),
     # Six passes
-    *(Part("several", dict.fromkeys(COMPARED, rate), TRIAL, steps=100) for rate in RATES),
+    Part("several", dict.fromkeys(COMPARED, RATE), SEEDS, steps=100),
+    # About as many effective groups a step as plain GRPO has
+    Part("several", {"selection": RATE}, SEEDS, steps=100, prompts=5),
 )
 
 

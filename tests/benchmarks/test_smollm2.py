@@ -128,10 +128,10 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     assert committed <= names, "a committed run is no run of the study"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(
-        ["study", "--pools", "several", "--seeds", "20", "--learning-rate", "3e-4", "--methods", "fill"]
+        ["study", "--pools", "several", "--seeds", "20", "--learning-rate", "3e-4", "--methods", "compact"]
     )
     assert [(s.pool, s.method, s.learning_rate, s.steps) for s in study_specs(chosen)] == [
-        ("several", "fill", 3e-4, 100)
+        ("several", "compact", 3e-4, 100)
     ]
 
 

@@ -30,7 +30,8 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
 
     Args:
         components (`int`, *optional*, defaults to `32`): principal components; fewer if the embeddings have fewer.
-        l2 (`float`, *optional*, defaults to `0.1`): ridge, in units of a group's weight; greater than 0.
+        l2 (`float`, *optional*, defaults to `3.0`): ridge, in units of a group's weight; greater than 0. A small one
+            lets a single failed group condemn all prompts that resemble it, which are then not drawn again.
 
     Attributes:
         mean (`torch.Tensor` of shape `(h,)`): float32, mean of the embeddings; empty before the components are known.
@@ -43,7 +44,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, components: int = 32, l2: float = 0.1):
+    def __init__(self, components: int = 32, l2: float = 3.0):
         check_number("components", components, "[1, inf)", integer=True)
         check_number("l2", l2, "(0, inf)")
         self.components = components

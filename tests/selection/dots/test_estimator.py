@@ -142,7 +142,7 @@ def test_embeddings_that_say_nothing_leave_predictions_equal():
     trained, _ = train(shuffled, 30)
     informed, _ = train(steady, 30)
     unseen = trained.history.trials[0] == 0
-    assert trained.mean()[unseen].std() < 0.25 * informed.mean()[unseen].std()
+    assert trained.mean()[unseen].std() < 0.33 * informed.mean()[unseen].std()
 
 
 def test_with_one_group_a_prompt_is_told_from_its_group_where_nothing_else_is_known():

@@ -49,6 +49,7 @@ CLIP = 1e-3  # of predictions whose logarithm is taken
 SMALLEST_PARAMETER = 1e-3  # of a Beta distribution
 HEAD_START = 5.0  # of a column of success rates over other sources, in log-weight
 EARLIER_TRIALS = 4.0  # completions that an earlier run counts for at most
+COLUMN_RIDGE = 0.1  # a column may be of another model, or hold difficulties: its fit follows the groups
 KNOWN_CLIP = 0.02  # of given success rates: those of a few completions are often 0 or 1
 
 NEWTON_STEPS = 50
@@ -105,7 +106,7 @@ def column_difficulty(success_rates: np.ndarray) -> RollingDifficulty:
     features = np.stack([np.where(missing, 0.0, logits), missing], axis=1).astype(np.float32)  # (N, 2)
     mean = np.clip(np.nanmean(success_rates), KNOWN_CLIP, 1 - KNOWN_CLIP)
     level = float(np.log(mean) - np.log1p(-mean))  # at which prompts without a rate begin
-    predictor = LogisticDifficultyPredictor(components=2)
+    predictor = LogisticDifficultyPredictor(components=2, l2=COLUMN_RIDGE)
     predictor.load_tensors(
         {
             "mean": torch.zeros(2),
