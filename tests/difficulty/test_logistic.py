@@ -103,3 +103,26 @@ def test_embeddings_that_are_all_equal_predict_the_mean():
 def test_settings_that_make_no_sense(given):
     with pytest.raises(ValueError, match=f"`{next(iter(given))}` is 0"):
         LogisticDifficultyPredictor(**given)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_failed_group_says_little_of_the_others_of_its_kind_and_eight_say_much(seed):
+    """Ten kinds of twelve prompts, of which a fifth of the completions succeed; nothing was seen of the first kind."""
+    rng = generator(seed)
+    kinds = torch.arange(10).repeat_interleave(12)
+    E = 3 * torch.randn(10, 32, generator=rng)[kinds] + torch.randn(120, 32, generator=rng)
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit_basis(E)
+    Z = predictor.project(E)
+    seen = 12 + torch.randperm(108, generator=rng)[:40]
+    rates = torch.binomial(torch.full((40,), 8.0), torch.full((40,), 0.2), generator=rng) / 8
+
+    def predicted_after(failed: int) -> float:
+        """For the last four prompts of the first kind, after groups of so many others have failed."""
+        ids = torch.cat([seen, torch.arange(failed)])
+        predictor.fit_projected(Z[ids], torch.cat([rates, torch.zeros(failed)]))
+        return float(predictor.predict_projected(Z[8:12]).mean())
+
+    before = predicted_after(0)
+    assert predicted_after(1) > 0.6 * before
+    assert predicted_after(8) < 0.5 * before
