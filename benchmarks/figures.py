@@ -11,7 +11,6 @@ from typing import Any
 INK = "#7A7A7A"  # of text and axes
 #: Colours of methods, which colour-blind readers can tell apart
 GREY = "#808080"
-YELLOW = "#C49A00"
 ORANGE = "#D55E00"
 BLUE = "#2F8FD8"
 GREEN = "#009E73"

@@ -18,22 +18,25 @@ from typing import Any
 
 from benchmarks import tables, update
 from benchmarks.curves import band, on_grid
-from benchmarks.figures import BLUE, GREY, ORANGE, YELLOW, axis_of
+from benchmarks.figures import BLUE, GREEN, GREY, ORANGE, axis_of
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves_of, ends, ratio_table
 from benchmarks.lab.store import read_rows
-from benchmarks.lab.studies import CONDITIONS, PLAIN_RATE, SELECTION_RATE, runs_of_study
+from benchmarks.lab.studies import CONDITIONS, runs_of_study
 from benchmarks.lab.train import RunSpec
 from benchmarks.savings import (
+    USUAL_PROMPTS,
     Settings,
     by_setting,
+    costs_table,
     group_sizes_table,
     kinds_table,
+    learning_table,
     savings_table,
     short_runs_table,
     steps_table,
 )
 from benchmarks.smollm2 import RUNS
-from benchmarks.smollm2.__main__ import TRIAL
+from benchmarks.smollm2.__main__ import COMPARED, TRIAL
 
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +48,7 @@ PAGES = (
     ROOT / "benchmarks" / "RESULTS.md",
 )
 UPDATES = update.RESULTS / "cpu.jsonl"
-COLOURS = {BASELINE: GREY, "compact": YELLOW, "selection": ORANGE, "fill": BLUE}
+COLOURS = {"compact": GREY, "selection": ORANGE, "fill": BLUE, "greso_fill": GREEN}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 
 
@@ -85,16 +88,6 @@ def _has_setting(run: Curve, spec: RunSpec) -> bool:
     return all(end[field] == getattr(spec, field) for field in shared)
 
 
-def runs_at_best_rates() -> list[Curve]:
-    """The study `time`, each method at the rate that the trials gave it."""
-    runs = []
-    for run in runs_of_study("time"):
-        best = PLAIN_RATE if run.method in (BASELINE, "compact") else SELECTION_RATE
-        if run.learning_rate == best["learning_rate"]:
-            runs.append(run)
-    return runs
-
-
 def runs_by_group_size() -> Settings:
     """The study `groups`, and those runs of the study `time` that have the same methods, rates and seeds."""
     runs = runs_of_study("groups")
@@ -124,6 +117,14 @@ def short_suites() -> dict[str, Settings]:
     }
 
 
+def several(usual: bool = False) -> Settings:
+    """The runs of several passes; or of these the `usual` ones, with as many prompts a step as most."""
+    settings = pretrained_runs("several")
+    if not usual:
+        return settings
+    return {setting: runs for setting, runs in settings.items() if setting.prompts == USUAL_PROMPTS}
+
+
 # Pages and pictures
 
 
@@ -137,6 +138,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "steps": lambda: steps_table(short_suites()),
     "conditions": conditions_table,
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
+    "several": lambda: learning_table(several()),
+    "several, steps": lambda: costs_table(several()),
+    "several, kinds": lambda: kinds_table(several(usual=True), COMPARED[1:], only_notable=True),
     "short runs": lambda: short_runs_table(short_suites()),
     "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill"), only_notable=True),
 }
@@ -154,7 +158,7 @@ def fill(page: str) -> str:
 
 
 def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
-    """Draw accuracy over the rollouts or the time of a run, as far as all seeds go.
+    """Draw success over the rollouts or the time of a run, as far as all seeds go.
 
     Args:
         curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band,
@@ -165,7 +169,7 @@ def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
     """
     with axis_of(path) as axis:
         _draw_methods(axis, curves, x, label)
-        axis.set(ylabel="accuracy on held-out prompts", ylim=(0, None))
+        axis.set(ylabel="success on held-out prompts", ylim=(0, None))
         axis.legend(frameon=False, loc="lower right")
 
 
@@ -195,7 +199,8 @@ def print_tables() -> None:
 def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-    draw(runs_at_best_rates(), PICTURES / "synthetic.svg", TIME, "CPU time in seconds")
+    runs = [run for of_setting in several(usual=True).values() for run in of_setting]
+    draw(runs, PICTURES / "several.svg", TIME, "CPU time in seconds")
 
 
 def main() -> None:

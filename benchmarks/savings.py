@@ -163,8 +163,8 @@ def learning_table(settings: Settings) -> str:
                 tables.difference(above(runs, baseline)),
                 tables.difference(after_same_time(runs, baseline)),
             ]
-        rows.append([in_words(setting), f"{setting.rate:g}", tables.mean(ends(runs)), *differences])
-    return tables.markdown(["method", "learning rate", "success", "at equal steps", "at equal time"], rows)
+        rows.append([in_words(setting), str(len(runs)), tables.mean(ends(runs)), *differences])
+    return tables.markdown(["method", "seeds", "success", "at equal steps", "at equal time"], rows)
 
 
 def in_words(setting: Setting) -> str:

@@ -50,6 +50,19 @@ def test_kinds_keep_their_shares():
     assert np.ptp(counts) <= 4
 
 
+def test_the_picture_has_a_line_for_each_method_and_is_the_same_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "PREDICTED", Setting(prompts=64, passes=1.0, span=0.2))
+    pictures = []
+    for folder in (tmp_path / "first", tmp_path / "again"):
+        folder.mkdir()
+        command.draw(folder / "log.svg", LOG, seeds=(0,))
+        pictures.append((folder / "log.svg").read_text(encoding="utf-8"))
+    for name, colour in command.COLOURS.items():
+        assert METHODS[name].title in pictures[0]
+        assert colour.lower() in pictures[0].lower()
+    assert pictures[0] == pictures[1]
+
+
 @pytest.mark.parametrize(("scores", "expected"), [([1, 2, 3, 4], 0.75), ([1, 1, 1, 1], 0.5), ([4, 1, 3, 2], 0.0)])
 def test_auc_by_pairs(scores, expected):
     assert auc(np.array(scores), np.array([False, True, False, True])) == expected

@@ -148,9 +148,9 @@ def test_what_a_step_takes_and_what_is_learned_by_method():
     ]
     # After 20 s, selection and replay has done half of its steps
     assert cells(learning_table(settings)) == [
-        ["plain GRPO, faster update", "0.1", "0.510", "-", "-"],
-        ["selection and replay", "0.1", "0.710", "+0.200 ± 0.000", "-0.010 ± 0.025"],
-        ["selection alone, 5 prompts a step", "0.1", "0.410", "-0.100 ± 0.000", "-0.100 ± 0.000"],
+        ["plain GRPO, faster update", "3", "0.510", "-", "-"],
+        ["selection and replay", "3", "0.710", "+0.200 ± 0.000", "-0.010 ± 0.025"],
+        ["selection alone, 5 prompts a step", "3", "0.410", "-0.100 ± 0.000", "-0.100 ± 0.000"],
     ]
 
 
