@@ -31,6 +31,7 @@ from benchmarks.savings import (
     group_sizes_table,
     kinds_table,
     learning_table,
+    rates_table,
     savings_table,
     short_runs_table,
     steps_table,
@@ -119,10 +120,13 @@ def short_suites() -> dict[str, Settings]:
 
 def several(usual: bool = False) -> Settings:
     """The runs of several passes; or of these the `usual` ones, with as many prompts a step as most."""
-    settings = pretrained_runs("several")
-    if not usual:
-        return settings
-    return {setting: runs for setting, runs in settings.items() if setting.prompts == USUAL_PROMPTS}
+    runs = pretrained_runs("several")
+    if usual:
+        chosen = [setting for setting in runs if setting.prompts == USUAL_PROMPTS]
+    else:
+        chosen = list(runs)
+    chosen.sort(key=lambda setting: (setting.prompts != USUAL_PROMPTS, COMPARED.index(setting.method)))
+    return {setting: runs[setting] for setting in chosen}
 
 
 # Pages and pictures
@@ -140,6 +144,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
     "several": lambda: learning_table(several()),
     "several, steps": lambda: costs_table(several()),
+    "several, trials": lambda: rates_table(pretrained_runs("several", trials=True)),
     "several, kinds": lambda: kinds_table(several(usual=True), COMPARED[1:], only_notable=True),
     "short runs": lambda: short_runs_table(short_suites()),
     "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill"), only_notable=True),

@@ -167,6 +167,32 @@ def learning_table(settings: Settings) -> str:
     return tables.markdown(["method", "seeds", "success", "at equal steps", "at equal time"], rows)
 
 
+def rates_table(settings: Settings) -> str:
+    """A table with a row for each setting of a suite: whether a learning rate lasts.
+
+    Args:
+        settings (`Settings`): Runs of one method, see [`by_setting`].
+
+    Returns:
+        The share of effective groups in the first fifth of a run, in the middle one and in the last one, and success.
+    """
+    rows = []
+    for setting, runs in settings.items():
+        shares = np.mean([shares_of_fifths(run) for run in runs], axis=0)
+        cells = [f"{shares[fifth]:.2f}" for fifth in (0, 2, 4)]
+        rows.append([f"{setting.rate:g}", *cells, tables.mean(ends(runs))])
+    return tables.markdown(
+        ["learning rate", "effective groups at first", "in the middle", "at the end", "success"], rows
+    )
+
+
+def shares_of_fifths(run: Curve) -> list[float]:
+    """The share of effective groups in each fifth of a run, by its evaluations."""
+    effective = np.array_split(run.column("effective_groups")[1:], 5)
+    groups = np.array_split(run.column("groups")[1:], 5)
+    return [float(sum(some) / sum(all_)) for some, all_ in zip(effective, groups, strict=True)]
+
+
 def in_words(setting: Setting) -> str:
     """The method of a setting, and how many prompts a step has, if that is unusual."""
     method = tables.title(setting.method)

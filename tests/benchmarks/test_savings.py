@@ -11,6 +11,7 @@ from benchmarks.savings import (
     group_sizes_table,
     kinds_table,
     learning_table,
+    rates_table,
     savings_table,
     short_runs_table,
     steps_table,
@@ -152,6 +153,16 @@ def test_what_a_step_takes_and_what_is_learned_by_method():
         ["selection and replay", "3", "0.710", "+0.200 ± 0.000", "-0.010 ± 0.025"],
         ["selection alone, 5 prompts a step", "3", "0.410", "-0.100 ± 0.000", "-0.100 ± 0.000"],
     ]
+
+
+def test_whether_a_learning_rate_lasts():
+    rows = []
+    for seed in (0, 1):
+        own = run("compact", seed, 0.1, [0.1] * 6, seconds=10)
+        for row, effective in zip(own, [0, 4, 3, 2 + 2 * seed, 1, 0], strict=True):
+            row.update(groups=0 if row is own[0] else 10, effective_groups=effective)
+        rows += own
+    assert cells(rates_table(by_setting(curves_of(rows)))) == [["0.1", "0.40", "0.30", "0.00", "0.100"]]
 
 
 def test_runs_of_less_than_one_pass_are_a_line_for_each_suite():
