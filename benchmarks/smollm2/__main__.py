@@ -38,6 +38,7 @@ class Part(NamedTuple):
 
 #: Plain GRPO with the faster update stands for TRL's trainer: its weights are the same but for rounding
 COMPARED = ("compact", "selection", "fill", "share", "greso_fill")
+COMPARED_WORKED = ("compact", "fill", "fill,stratify_by=kind")
 #: That of the trials at which plain GRPO keeps half of its first share of effective groups to the middle of the run
 RATE = 1.5e-4
 SEEDS = range(30, 35)
@@ -48,6 +49,8 @@ STUDY = (
     Part("several", dict.fromkeys(COMPARED, RATE), SEEDS, steps=100),
     # About as many effective groups a step as plain GRPO has
     Part("several", {"selection": RATE}, SEEDS, steps=100, prompts=5),
+    # Four passes of half as many steps, at twice the rate. An evaluation takes as long as six steps
+    Part("several_worked", dict.fromkeys(COMPARED_WORKED, 2 * RATE), range(30, 33), steps=48, eval_every=16),
 )
 
 
