@@ -216,11 +216,12 @@ def print_audit(args: Namespace) -> None:
     print(known.to_string(index=False, formatters=formatters))
     print()
     if not math.isnan(found.again):
-        print(f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases.")
+        print(f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%}.")
     if not math.isnan(found.after_effective):
         print(f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}.")
     if "hard" in known:
-        print("easy: every completion had the highest reward. hard: all rewards were equal and lower.")
+        print("easy: every completion had the highest reward")
+        print("hard: all rewards were equal and lower")
     else:
         print("Train with `log_completions=True` and `logging_steps=1` to see which groups were easy or hard.")
 
