@@ -16,6 +16,7 @@ TITLES = {
     "compact": "plain GRPO, faster update",
     "selection": "selection alone",
     "fill": "selection and replay",
+    "fill,stratify_by=kind": "selection and replay, strata",
     "replay": "replay alone",
     "shuffled": "selection and replay, embeddings shuffled",
     "share": "selection, half of the batch replayed",
