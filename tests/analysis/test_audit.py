@@ -168,6 +168,16 @@ def test_of_our_own_run(tmp_path):
     assert overall([tmp_path / "dataeff" / "groups.parquet"]).equals(found)
 
 
+def test_of_a_checkpoint_of_ours_the_groups_up_to_it(tmp_path, monkeypatch):
+    run(**{**options(tmp_path, rewards=mixed_reward), "save_steps": 3})
+    groups = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    found = overall([tmp_path / "checkpoint-3"])
+    assert found["steps"] == "1-3"
+    assert found["groups"] == (groups["step"] < 3).sum() < len(groups)
+    monkeypatch.chdir(tmp_path / "checkpoint-3")
+    assert overall(["."]).equals(found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

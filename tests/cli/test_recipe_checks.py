@@ -70,7 +70,7 @@ MESSAGES_OF_RECIPES = [
     ("learning_rate: [1, 2]", "1: `--learning_rate`: takes a single value, not [1, 2]"),
     ("lora_target_modules: {a: b}", "1: `--lora_target_modules`: takes a list, not {'a': 'b'}."),
     ("selector_args: [p_init]", "1: `--selector_args`: takes a mapping, not ['p_init']."),
-    ("max_steps:", "1: `--max_steps`: invalid int value: 'none'"),
+    ("max_steps:", "1: `--max_steps`: takes a value, not null"),
     ("hub_strategy: off", "1: `--hub_strategy`: invalid choice: 'False'"),
     ("debug: [x]", "1: `--debug`: invalid DebugOption value: 'x'."),
     ("max_steps: [" + ", ".join(["1"] * 5000) + "]", "takes a single value, not [1, 1, 1, 1, 1, 1, ...]"),
@@ -406,3 +406,30 @@ def test_a_key_twice_with_one_value_is_a_warning(write, capsys):
 def test_unknown_keys_of_a_mixture_have_their_own_lines(tmp_path):
     found = problems("datasets:\n  - path: a\n    type: chat\n  - pth: b\n  - name: c\n", tmp_path)
     assert lines_of(found) == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("prompt_embedding", "policy"), ("replay_max_age", 3), ("replay_ratio_cap", 1.5)]
+)
+@pytest.mark.parametrize("word", ["null", "None", "~"])
+def test_null_is_none_in_a_recipe_and_on_the_command_line(name, value, word, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    given = f"use_cpu: true\nbf16: false\nselection: dots\nreplay: fill\n{name}: "
+
+    def found(in_recipe, *options: str):
+        path.write_text(complete(f"{given}{in_recipe}\n"))
+        return getattr(read(["--config", str(path), *options]).arguments.training, name)
+
+    assert found(value) == value
+    if word != "None":  # which is a text in YAML
+        assert found(word) is None
+    if word != "~":
+        assert found(value, f"--{name}", word) is None
+        assert found("null", f"--{name}={value}") == value
+
+
+def test_the_command_line_takes_back_a_dataset_config_of_a_recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(complete("use_cpu: true\nbf16: false\ndataset_config: main\n"))
+    command = ["--config", str(path), "--dataset_config", "null"]
+    assert read(command).arguments.script.dataset_config is None

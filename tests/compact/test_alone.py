@@ -106,3 +106,47 @@ def test_a_run_says_what_it_leaves_out_and_what_that_saved(options, left_out, ot
     assert f"computed {computed:.0%} of" in end
     assert (seconds > 0).all()
     assert (seconds < step_times).all(), "generation is no part of the update"
+
+
+def test_the_line_names_what_the_first_update_has_not(tmp_path, caplog_transformers):
+    """Its groups all have a gradient."""
+    run(tmp_path, CompactGRPOTrainer, rewards=rewards_by_step("e"), max_steps=1)
+    (start,) = messages(caplog_transformers, "The update leaves out")
+    assert "rows without a gradient" in start.partition("; not ")[0]
+
+
+def rewards_by_step(steps: str):
+    """Rewards of steps in which all groups are effective (`e`) or hopeless (`h`)."""
+    calls = iter(steps)
+
+    def reward(completions, **kwargs):
+        if next(calls) == "h":
+            return [0.0] * len(completions)
+        return [float(i % 2) for i in range(len(completions))]
+
+    return reward
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_type": "bnpo"}, {"gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize("steps", ["hheh", "ehhe"])
+def test_steps_without_an_effective_group_compute_a_row(steps, options, tmp_path):
+    """Whether or not a step before them had one. Weights decay, and the optimizer goes on, as with TRL."""
+    trainers = []
+    for trainer_class in (CompactGRPOTrainer, GRPOTrainer):
+        rewards = rewards_by_step(steps)
+        trainers.append(
+            run(
+                tmp_path,
+                trainer_class,
+                rewards=rewards,
+                max_steps=len(steps),
+                learning_rate=1e-3,
+                weight_decay=0.1,
+                **options,
+            )
+        )
+    assert largest_difference(*trainers) < 1e-5
+    saved = np.array(logged(trainers[0], "dataeff/update/tokens_saved")).squeeze(1)
+    hopeless = np.array(list(steps)) == "h"
+    assert (saved[hopeless] > 0.7).all()
+    assert (saved[hopeless].min() > saved[~hopeless]).all()

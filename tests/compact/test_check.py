@@ -136,13 +136,40 @@ def test_a_trainer_that_needs_its_whole_micro_batches_computes_them(caplog_trans
     assert "ValueError: a few rows are too few" in line
 
 
-def test_without_a_gradient_nothing_is_compared_and_what_is_not_checked_stays():
+def without_advantages(size: float = 0.0) -> Rows:
+    """Rows without a gradient, whose advantages are of this size."""
+    batch = batch_of_rows(np.random.default_rng(0), 12, 0.0, False)
+    batch["advantages"] = torch.full_like(batch["advantages"], size)
+    return Rows(split(batch, 6), "dapo", least_advantage=size)
+
+
+def test_where_no_row_has_an_advantage_rows_alone_are_compared_and_what_is_not_checked_stays():
     trial = Trial(what=("left_padding",))
     check = Check(accelerator())
-    without = Rows(split(batch_of_rows(np.random.default_rng(0), 12, 0.0, False), 6), "dapo")
-    assert check.allowed(without, PARTS, trial) == PARTS.without(CHECKED)
-    assert not trial.pairs
+    for _ in range(2):
+        assert check.allowed(without_advantages(), PARTS, trial) == PARTS.without(set(CHECKED) - {"zero_rows"})
+    ((whole, without, _),) = trial.pairs
+    assert sum(len(each.inputs["row"]) for each in whole) == MOST_ROWS
+    assert sum(len(each.inputs["row"]) for each in without) == 1
     assert not check.is_begun
+    check.allowed(rows_with_all(), PARTS, trial)
+    _, (_, without, _), *_ = trial.pairs
+    assert sum(len(each.inputs["row"]) for each in without) < MOST_ROWS, "rows are not tried among others"
+
+
+@pytest.mark.parametrize("options", [{"what": ("zero_rows",)}, {"raises": ("whole",)}], ids=str)
+def test_rows_that_have_a_gradient_without_an_advantage_stay(options):
+    check = Check(accelerator())
+    assert check.allowed(without_advantages(), PARTS, Trial(**options)) == PARTS.without(CHECKED)
+    assert check.kept == Parts.all(), "a batch with a gradient tells"
+
+
+def test_advantages_that_are_not_quite_0_are_not_tried():
+    """Their gradient is not quite 0 either, and there is none to compare it with."""
+    trial = Trial()
+    allowed = Check(accelerator()).allowed(without_advantages(1e-8), PARTS, trial)
+    assert allowed == PARTS.without(CHECKED)
+    assert not trial.pairs
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_the_card_names_a_model_in_a_folder(tmp_path, folder, said, metadata):
 
 
 @pytest.mark.parametrize(
-    ("selector", "last", "said"),
+    ("selector", "highest", "said"),
     [
         ("UniformSelector", {}, ["plain GRPO"]),
         (None, {"update/tokens_saved": 0.4}, ["plain GRPO", "faster update"]),
@@ -191,10 +191,11 @@ def test_the_card_names_a_model_in_a_folder(tmp_path, folder, said, metadata):
             ["uniform selection", "replay"],
         ),
         ("DotsSelector", {"update/tokens_saved": 0.4}, ["DOTS selection", "faster update"]),
+        ("DotsSelector", {"rollouts_replayed": 0, "rounds": 2}, ["DOTS selection", "replay", "dynamic sampling"]),
     ],
 )
-def test_what_a_run_did_is_said_in_words(selector, last, said):
-    logged = {f"dataeff/{name}": value for name, value in last.items()}
+def test_what_a_run_did_is_said_in_words(selector, highest, said):
+    logged = {f"dataeff/{name}": value for name, value in highest.items()}
     assert methods_used({"selector": selector}, logged) == said
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import STATE_FILE, check_exists, is_state_file, read_logs, read_run
+from trl_dataeff.analysis.recorded import CHECKPOINT, STATE_FILE, check_exists, is_state_file, read_logs, read_run
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.files import GROUPS_FILE, read_groups
 from trl_dataeff.utils import UserError, closest
@@ -94,10 +94,15 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
     if not folder.is_dir():
         groups, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
         return _audit_groups(groups, ", ".join(str(file) for file in files), notes)
+    last_step: float = math.inf
+    checkpoint = CHECKPOINT.fullmatch(folder.absolute().name)
+    if checkpoint and (folder.absolute().parent / GROUPS_FILE).exists():
+        folder = folder.parent if folder.name == checkpoint[0] else folder.absolute().parent
+        last_step = int(checkpoint[1])
     if (folder / GROUPS_FILE).exists():
         groups = read_groups(folder / GROUPS_FILE).to_pandas()
         groups["step"] += 1  # ours are the steps done before the batch; TRL's tables have the step that it is for
-        return _audit_groups(groups, str(folder / GROUPS_FILE))
+        return _audit_groups(groups[groups["step"] <= last_step], str(folder / GROUPS_FILE))
     tables = sorted(folder.glob(COMPLETIONS))
     if tables:
         groups, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")

@@ -19,6 +19,8 @@ from trl_dataeff.utils import PREFIX, UserError, is_number, number_problem
 
 
 STATE_FILE = "trainer_state.json"
+#: Name of a checkpoint's folder; the group is its step
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 #: Steps at each end of a run over which the reward in training is a mean: a step has few prompts
 STEPS_OF_AN_END = 5
 
@@ -175,7 +177,7 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
 def _about(path: Path) -> dict[str, Any]:
     """What `run.json` says of the run of a folder, of a checkpoint, or of a file in one; empty without it."""
     folder = path.parent if path.is_file() else path
-    is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.absolute().name)
+    is_checkpoint = CHECKPOINT.fullmatch(folder.absolute().name)
     run_file = (folder.absolute().parent if is_checkpoint else folder) / RUN_FILE
     return _read_json(run_file) if run_file.exists() else {}
 
@@ -330,7 +332,8 @@ def _method(run: RecordedRun) -> str:
     """The methods of a run of this package, as short as the columns of a table; plain TRL does not record them."""
     if not run.is_ours:
         return ""
-    return ", ".join(method.removesuffix(" selection") for method in methods_used(run.about, run.last))
+    highest = dict(run.logs.max().dropna())
+    return ", ".join(method.removesuffix(" selection") for method in methods_used(run.about, highest))
 
 
 def _short_model(name: str) -> str:

@@ -5,12 +5,15 @@ the terminal. All metrics go to trackers and to files.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from trl_dataeff.callback import DataEfficientCallback
@@ -219,6 +222,11 @@ class BarCallback(ProgressCallback):
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+def above_the_bar() -> AbstractContextManager[None]:
+    """Within this context, messages of loggers stand above the progress bar, and not behind it."""
+    return logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")])
 
 
 def show_progress(trainer: Trainer) -> None:

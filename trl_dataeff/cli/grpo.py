@@ -96,14 +96,15 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         KeyboardInterrupt: After Ctrl-C. With `save_on_signal`, a checkpoint has been written.
         SystemExit: With `save_on_signal`, with code 143 after SIGTERM. A checkpoint has been written.
     """
-    from trl_dataeff.cli.console import show_progress
+    from trl_dataeff.cli.console import above_the_bar, show_progress
 
     training = arguments.training
     trainer = make_trainer(arguments)
     show_progress(trainer)
     say = trainer.accelerator.print
     try:
-        trainer.train(resume_from_checkpoint=checkpoint_of(training))
+        with above_the_bar():
+            trainer.train(resume_from_checkpoint=checkpoint_of(training))
     except (KeyboardInterrupt, SystemExit) as error:
         if trainer.stopped_by is not None:
             trainer.accelerator.end_training()

@@ -17,6 +17,7 @@ from trl_dataeff.cli.checks import problems_of_json, problems_of_lists, problems
 from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.cli.options import (
     SCRIPT,
+    field_types,
     fields_in,
     grpo_parser,
     has_option,
@@ -29,6 +30,7 @@ from trl_dataeff.cli.recipe_values import apply_recipe
 from trl_dataeff.utils import UserError, number_problem
 
 
+_NULL = ("null", "None")  # as values on a command line
 _OPTION = re.compile(r"--([\w-]+)(=.*)?", re.DOTALL)  # `--name` or `--name=value`
 
 
@@ -138,6 +140,9 @@ def _parse_command(argv: list[str]) -> _Parsed:
     first = values_without_option[0]
     if first != SCRIPT:
         raise UserError(f"{first!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
+    for name, value in vars(namespace).items():
+        if value in _NULL and type(None) in field_types().get(name, ()):
+            setattr(namespace, name, None)
     overridden = {name.replace("-", "_") for name in given}
     return _Parsed(namespace, launch, launch_options, recipe.overridden_by(overridden), problems)
 

@@ -113,9 +113,9 @@ def _field_value(parser: TrlParser, name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return _boolean_value(parser, name, value)
     if value is None:
-        if parser.get_default(name) is None:
+        if type(None) in field_types()[name] or parser.get_default(name) is None:
             return None
-        return _parse(parser, name, "none")
+        raise argparse.ArgumentError(None, "takes a value, not null")
     return _parse(parser, name, value)
 
 

@@ -119,6 +119,8 @@ class Check:
         self.seconds = 0.0
         self._unchecked = set(CHECKED)
         self._reach = 0  # positions up to which the model was tried
+        # Whether rows without an advantage have no gradient where no other row is computed; `None`: not tried
+        self._found_no_gradient: bool | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -134,6 +136,7 @@ class Check:
         """Forget all, because the model has changed. What was switched off stays so."""
         self._unchecked = {name for name in CHECKED if getattr(self.kept, name)}
         self._reach = 0
+        self._found_no_gradient = None
 
     def allowed(self, rows: Rows, parts: Parts, trial: Trial, multiple: int | None = None) -> Parts:
         """
@@ -147,9 +150,11 @@ class Check:
         """
         parts = _consistent(self.kept & parts)
         chosen = _Chosen(rows, multiple)
-        own = [chosen.num_computed, rows.width, *[int(chosen.matters(name, parts)) for name in CHECKED]]
+        some_advantage = int(rows.joined["advantages"].any())
+        own = [chosen.num_computed, some_advantage, rows.width]
+        own += [int(chosen.matters(name, parts)) for name in CHECKED]
         on_processes = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
-        chosen.num_computed, width, *matters = on_processes.amax(0).tolist()
+        chosen.num_computed, some_advantage, width, *matters = on_processes.amax(0).tolist()
         due = [name for name, is_on in zip(CHECKED, matters, strict=True) if is_on and name in self._unchecked]
         moves = width > self._reach and any(getattr(parts, name) for name in _BY_POSITION)
         if chosen.num_computed and (due or moves):
@@ -166,7 +171,26 @@ class Check:
                 if (self.kept & parts).shared_prompts:
                     self._pack_longest(chosen, trial)
             self.seconds += time.perf_counter() - started
-        return _consistent(self.passed(parts, width))
+        allowed = self.passed(parts, width)
+        if not some_advantage and "zero_rows" in due:
+            allowed = replace(allowed, zero_rows=self._have_no_gradient(chosen, trial))
+        return _consistent(allowed)
+
+    def _have_no_gradient(self, chosen: _Chosen, trial: Trial) -> bool:
+        """
+        Whether the gradient of rows is 0 where no row of any process has an advantage. Says nothing of batches in
+        which some have one. A collective.
+        """
+        if self._found_no_gradient is None:
+            started = time.perf_counter()
+            whole = chosen.whole()
+            chosen.num_computed = 1
+            try:
+                self._found_no_gradient = trial.compares_logps or trial.compare(whole, chosen.without_rows()).is_same
+            except Exception:  # of TRL's own way, of which a batch with a gradient will tell
+                self._found_no_gradient = False
+            self.seconds += time.perf_counter() - started
+        return self._found_no_gradient
 
     def _compare(self, chosen: _Chosen, due: Sequence[str], parts: Parts, trial: Trial) -> None:
         """Compute rows with and without all parts that are due; where that differs, add one part after the other."""
@@ -315,6 +339,10 @@ class _Chosen:
         needed = [*names, "prompt_scores"] if "shared_prompts" in names else names
         others = [field.name for field in fields(Parts) if field.name not in needed]
         return self._micro_batches(parts.without(others))
+
+    def without_rows(self) -> list[MicroBatch]:
+        """The rows without those that have no gradient."""
+        return self._micro_batches(replace(Parts.none(), zero_rows=True))
 
     def _computed_rows(self) -> list[int]:
         """The rows with a gradient, and as many of the others as another process has more."""

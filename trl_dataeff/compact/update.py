@@ -59,6 +59,7 @@ class _Segment:
         length: how many there are.
         compacted: what is computed in their place; `None`: they are computed TRL's way.
         parts: what that leaves out.
+        intended: what may be left out where it matters, unless a check fails.
         last: place of the last one that was computed.
     """
 
@@ -66,6 +67,7 @@ class _Segment:
     length: int
     compacted: Compacted | None
     parts: Parts
+    intended: Parts
     last: int
 
     def continues_at(self, place: int) -> bool:
@@ -218,44 +220,46 @@ class CompactUpdate:
         length = max(min(remaining, len(present.buffered) - start), 1) if exchanges else 1
         batches = present.buffered[start : start + length]
         compacted = None
-        parts = Parts.none()
+        parts = intended = Parts.none()
         if not (some_unknown or some_keep_all):
-            compacted, parts = self._compact(batches, situation, trial)
+            compacted, parts, intended = self._compact(batches, situation, trial)
         if not parts.exchange:
             length = 1
-        self._segment = _Segment(start, length, compacted, parts, last=start)
+        self._segment = _Segment(start, length, compacted, parts, intended, last=start)
         self.step.tokens += tokens if compacted is None else compacted.tokens
         self.step.tokens_of_trl += tokens if compacted is None else compacted.tokens_of_trl
         return self._segment
 
     def _compact(
         self, batches: list[dict[str, Any]], situation: Situation, trial: Trial | None
-    ) -> tuple[Compacted | None, Parts]:
-        """Micro-batches as they are computed, and what that leaves out; `None`: they are computed TRL's way."""
+    ) -> tuple[Compacted | None, Parts, Parts]:
+        """
+        Micro-batches as they are computed, what that leaves out, and what may be left out where it matters. `None`:
+        they are computed TRL's way.
+        """
         rows = Rows(batches, situation.loss_type, situation.least_advantage)
         own = rows.have_gradient.any().view(1).to(self.accelerator.device)
         has_gradient = bool(self.accelerator.gather(own).any())
         self.has_learned = self.has_learned or has_gradient
         if situation.has_kl_term and not has_gradient:
             # Where the policy still is the reference, TRL's gradient is 0 to the bit
-            return None, Parts.none()
-        parts = situation.parts
+            return None, Parts.none(), situation.parts
+        intended = situation.parts
         others = other_tensors(rows.joined)
         if self.accelerator.gather(torch.tensor([bool(others)], device=self.accelerator.device)).any():
-            parts = parts.without(["left_padding", "right_padding"])
+            intended = intended.without(["left_padding", "right_padding"])
             names = ", ".join(others) or "on another process"
             self.say_once(
                 f"`compact_update`: padding stays, because the batch has tensors of a subclass ({names}), which may "
                 "be by token."
             )
+        parts = self.check.kept & intended
         if trial is not None:
-            could_exchange = (self.check.kept & parts).exchange
-            parts = self.check.allowed(rows, parts, trial, situation.multiple)
+            could_exchange = parts.exchange
+            parts = self.check.allowed(rows, intended, trial, situation.multiple)
             if could_exchange and not parts.exchange and len(batches) > 1:
                 return self._compact(batches[:1], situation, trial)
-        else:
-            parts = self.check.kept & parts
-        return compact(rows, parts, self.accelerator, situation.multiple), parts
+        return compact(rows, parts, self.accelerator, situation.multiple), parts, intended
 
     def end_step(self) -> dict[str, float]:
         """Begin to count the next optimizer step. Returns the metrics of the one that has ended."""
@@ -290,10 +294,10 @@ class CompactUpdate:
             reason = obstacles.get(name)
             if reason is not None:
                 others.setdefault(reason, []).append(words)
-            elif getattr(self._segment.parts, name):
-                left_out.append(words)
             elif not getattr(self.check.kept, name):  # of which a line was said
                 others.setdefault("switched off", []).append(words)
+            elif getattr(self._segment.intended, name):
+                left_out.append(words)
         of_padding = [words for words in left_out if words in _BOTH_PADDINGS]
         if len(of_padding) == len(_BOTH_PADDINGS):
             left_out = [words for words in left_out if words not in _BOTH_PADDINGS]

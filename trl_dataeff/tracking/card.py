@@ -44,30 +44,31 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
         logs (`Sequence[Mapping]`): the Trainer's logs, in order.
         output_dir (`str`): where the model is, if it was not pushed to the Hub.
     """
-    last: dict[str, float] = {}
+    highest: dict[str, float] = {}
     for log in logs:
-        last.update({name: value for name, value in log.items() if is_number(value)})
+        values = {name: value for name, value in log.items() if is_number(value)}
+        highest.update({name: max(value, highest.get(name, value)) for name, value in values.items()})
     folder = Path(about["model"]).name
     base_model = f"the local model `{folder}`" if folder else "a model without a name"
     text = path.read_text(encoding="utf-8")
     text = text.replace(LINK_TO_NONE, base_model)
     text = text.replace(MODEL_NONE, f'model="{output_dir}"')
-    text = text.replace(NEXT_HEADING, f"{_section(about, last)}\n\n{NEXT_HEADING}", 1)
+    text = text.replace(NEXT_HEADING, f"{_section(about, highest)}\n\n{NEXT_HEADING}", 1)
     try_to_write(path, lambda: path.write_text(text, encoding="utf-8"))
 
 
-def _section(about: Mapping[str, Any], last: Mapping[str, float]) -> str:
-    """Our section of the card, in Markdown. The arguments are those of [`methods_used`]."""
-    methods = ", ".join(methods_used(about, last))
+def _section(about: Mapping[str, Any], highest: Mapping[str, float]) -> str:
+    """Our section of the card, in Markdown. The arguments are those of [`methods_used`]: counts grow in a run."""
+    methods = ", ".join(methods_used(about, highest))
     sentences = [f"Trained with `trl_dataeff` {__version__}: {methods}."]
-    generated = last.get(f"{PREFIX}rollouts_generated")
+    generated = highest.get(f"{PREFIX}rollouts_generated")
     if generated is not None:
-        sentences.append(f"{generated:,.0f} rollouts were generated in {last['step']:,.0f} optimizer steps.")
-    replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
+        sentences.append(f"{generated:,.0f} rollouts were generated in {highest['step']:,.0f} optimizer steps.")
+    replayed = highest.get(f"{PREFIX}rollouts_replayed", 0)
     if replayed > 0:
-        share = replayed / last[f"{PREFIX}rollouts_trained"]
+        share = replayed / highest[f"{PREFIX}rollouts_trained"]
         sentences.append(f"{share:.0%} of the trained rollouts were replayed.")
-    dropped = last.get(f"{PREFIX}rollouts_discarded", 0)
+    dropped = highest.get(f"{PREFIX}rollouts_discarded", 0)
     if dropped > 0:
         sentences.append(f"{dropped:,.0f} rollouts were dropped.")
     papers = {paper for method, paper in PAPERS.items() if method in methods}

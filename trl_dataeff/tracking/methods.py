@@ -22,27 +22,28 @@ def selection_title(selector: str) -> str:
     return SELECTORS.get(selector, selector)
 
 
-def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
+def methods_used(about: Mapping[str, Any], highest: Mapping[str, float]) -> list[str]:
     """
     What a run did, in words.
 
     Args:
         about (`Mapping`): its `run.json`; empty for a run of plain TRL.
-        last (`Mapping`): the last value of each of its metrics.
+        highest (`Mapping`): the highest value of each of its metrics. One that is not logged is of a method that was
+            off.
 
     Returns:
         `list[str]`: a phrase for each method, how prompts were chosen first.
     """
     methods = []
-    if last.get(f"{PREFIX}rollouts_replayed", 0) > 0:
+    if f"{PREFIX}rollouts_replayed" in highest:
         methods.append("replay")
-    if last.get(f"{PREFIX}rounds", 0) >= 1:
+    if highest.get(f"{PREFIX}rounds", 0) >= 1:
         methods.append("dynamic sampling")
     selector = about.get("selector") or "UniformSelector"  # none where the prompts come from TRL's dataloader
     if selector == "UniformSelector" and not methods:
         methods.append("plain GRPO")
     else:
         methods.insert(0, selection_title(selector))
-    if last.get(f"{PREFIX}update/tokens_saved", 0) > 0:
+    if highest.get(f"{PREFIX}update/tokens_saved", 0) > 0:
         methods.append("faster update")
     return methods
