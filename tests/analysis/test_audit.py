@@ -8,9 +8,10 @@ import random
 import numpy as np
 import pandas as pd
 import pytest
+from datasets import Dataset
 from trl import GRPOTrainer
 
-from tests.factories.tiny import even_length_reward, letter_share_reward, run
+from tests.factories.tiny import even_length_reward, letter_share_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
 from trl_dataeff.analysis.audit import audit
 from trl_dataeff.cli.main import main
@@ -45,11 +46,11 @@ def test_by_hand(tmp_path, ending):
     if ending == "parquet":
         frame.assign(image=b"\xff").to_parquet(path)
     found = audit([path], **COLUMNS)
-    assert found.shares["steps"].tolist() == ["1-1", "2-2", "1-2"]
+    assert found.shares["steps"].tolist() == ["1", "2", "1-2"]
     assert found.shares["groups"].tolist() == [4, 4, 8]
     assert found.shares[["effective", "easy", "hard"]].to_numpy().tolist() == [[1 / 4, 1 / 4, 1 / 2]] * 3
-    assert found.again == 2 / 3  # 07 and 7e0 stay, 7.0 does not
-    assert found.after_effective == 1  # 7
+    assert found.again == (3, 2 / 3)  # 07 and 7e0 stay, 7.0 does not
+    assert found.after_effective == (1, 1)  # 7
     by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
 
@@ -93,7 +94,7 @@ def test_the_order_of_rows_in_a_step_does_not_count(tmp_path, steps):
 
 def test_processes_with_a_file_each_share_the_groups_of_a_step(tmp_path):
     files = [write(tmp_path / f"{rank}.jsonl", completions("ab", [rank, 1], step=[7, 7])) for rank in range(2)]
-    assert overall(files)[["steps", "groups", "effective"]].tolist() == ["7-7", 2, 1 / 2]
+    assert overall(files)[["steps", "groups", "effective"]].tolist() == ["7", 2, 1 / 2]
 
 
 def test_completions_in_no_group_are_counted(tmp_path, capsys):
@@ -166,6 +167,15 @@ def test_of_our_own_run(tmp_path):
     assert found["hard"] == pytest.approx((kinds == "hard").mean())
     assert found["steps"] == f"1-{trainer.state.global_step}", "steps are counted as TRL counts them"
     assert overall([tmp_path / "dataeff" / "groups.parquet"]).equals(found)
+
+
+def test_two_groups_of_a_prompt_in_a_step_do_not_follow_each_other(tmp_path):
+    rows = plain_dataset(1).to_list() * 4
+    for steps in (1, 2):
+        folder = tmp_path / str(steps)
+        run(folder, max_steps=steps, trainer={"train_dataset": Dataset.from_list(rows)})
+        found = audit([folder])
+        assert found.again.groups + found.after_effective.groups == steps - 1
 
 
 def test_of_a_checkpoint_of_ours_the_groups_up_to_it(tmp_path, monkeypatch):

@@ -271,3 +271,13 @@ def test_dataset_that_a_reward_cannot_read(name, row, part):
     with pytest.raises(UserError) as error:
         check_columns([name], row)
     assert part in str(error.value)
+
+
+def test_a_dataset_config_that_a_dataset_lacks_is_named(tmp_path):
+    """As one that a recipe for the Hub has, with data of one's own; the command line takes it back."""
+    jsonl(tmp_path / "train.jsonl")
+    given = ["--dataset_name", str(tmp_path), "--dataset_config"]
+    with pytest.raises(UserError, match=r"BuilderConfig 'main' not found.*`dataset_config`.*null"):
+        load(*given, "main")
+    train, _ = load(*given, "null")
+    assert len(train) == len(ROWS)

@@ -238,6 +238,8 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
         "replay_max_age:\nreplay_ratio_cap: none\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
     )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
     assert validate(path) == ([], [])
     monkeypatch.setenv("ONE", "before")
     arguments, launch_args, _ = read(["--config", str(path)], portable=True)
@@ -433,3 +435,16 @@ def test_the_command_line_takes_back_a_dataset_config_of_a_recipe(tmp_path):
     path.write_text(complete("use_cpu: true\nbf16: false\ndataset_config: main\n"))
     command = ["--config", str(path), "--dataset_config", "null"]
     assert read(command).arguments.script.dataset_config is None
+
+
+def test_data_that_is_not_here_is_a_warning_and_a_recipe_that_is_not_does_not_hide_others(write, capsys):
+    here = write("here.yaml", complete("use_cpu: true\nbf16: false\ndataset_name: ./no.jsonl\n"))
+    wrong = write("wrong.yaml", complete("sed: 1\n"))
+    assert main(["recipes", "validate", here]) == 0
+    printed = capsys.readouterr()
+    assert f"{here}:3: `dataset_name`: The dataset './no.jsonl' does not exist" in printed.err
+    assert "valid" in printed.out
+    assert main(["recipes", "validate", "nowhere.yaml", here, wrong]) == 1
+    printed = capsys.readouterr()
+    assert "'nowhere.yaml' does not exist" in printed.err
+    assert f"{wrong}:1: `sed` is an unknown field" in printed.err

@@ -239,7 +239,7 @@ class ByWidth:
 
 
 LONG = {"max_completion_length": 80}  # so that some completions end before
-SHARING = "computing all tokens in one sequence"
+SHARING = "leaving out repeated prompts"
 CASES = {
     "a context of its own": ({"pattern": OwnContext}, [f"{SHARING}.*another `attention_mask`"]),
     "in chunks": ({"pattern": InChunks}, [f"{SHARING}.*another `input_ids`"]),

@@ -28,6 +28,19 @@ _OTHER_COLUMNS = ("step", "prompt", "completion", "advantage")
 _EQUAL_WITHIN = 1e-6
 
 
+class Followed(NamedTuple):
+    """
+    Groups that follow another one of their prompt.
+
+    Attributes:
+        groups (`int`): how many there are.
+        zero_variance (`float`): the share of them that has zero variance; NaN if there are none.
+    """
+
+    groups: int
+    zero_variance: float
+
+
 class Audit(NamedTuple):
     """
     Shares of the groups of a run.
@@ -37,15 +50,15 @@ class Audit(NamedTuple):
         shares (`pd.DataFrame`): a row for each part of the run and one for all of it: `steps`, `groups` (their
             number), and the shares of `effective`, `easy` and `hard` groups in [0, 1]. Easy ones have the highest
             reward of the run. Columns are NaN where the files do not tell.
-        again (`float`): P(zero variance | the prompt's group before had zero variance); NaN if no prompt came twice.
-        after_effective (`float`): P(zero variance | the prompt's group before was effective); likewise.
+        again ([`Followed`]): groups whose prompt had a group with zero variance before, in an earlier step.
+        after_effective ([`Followed`]): groups whose prompt had an effective one before.
         notes (`tuple[str, ...]`): how completions were grouped where that was not given, and how many are in no group.
     """
 
     source: str
     shares: pd.DataFrame
-    again: float
-    after_effective: float
+    again: Followed
+    after_effective: Followed
     notes: tuple[str, ...] = ()
 
 
@@ -389,34 +402,42 @@ def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) ->
     steps = table["step"].unique()
     periods = np.array_split(steps, min(PERIODS, len(steps)))
     parts = [table[table["step"].isin(period)] for period in periods]
-    shares = pd.DataFrame([_shares_of(part) for part in [*parts, table]])
-    again, after_effective = _probabilities_of_zero_variance(table)
+    if len(parts) > 1:
+        parts.append(table)
+    shares = pd.DataFrame([_shares_of(part) for part in parts])
+    again, after_effective = _followed(table)
     return Audit(source, shares, again, after_effective, notes)
 
 
 def _shares_of(part: pd.DataFrame) -> dict[str, float | str]:
     """A row of `Audit.shares`, of a part of the table."""
     num_groups = part["prompt_id"].count()
+    first = f"{part['step'].min():.0f}"
+    last = f"{part['step'].max():.0f}"
     return {
-        "steps": f"{part['step'].min():.0f}-{part['step'].max():.0f}",
+        "steps": first if first == last else f"{first}-{last}",
         "groups": num_groups if num_groups else math.nan,
         **part[list(KINDS)].mean(),
     }
 
 
-def _probabilities_of_zero_variance(table: pd.DataFrame) -> tuple[float, float]:
+def _followed(table: pd.DataFrame) -> tuple[Followed, Followed]:
     """
-    How often groups have zero variance, by the group before of the same prompt.
+    How often groups have zero variance, by the group of their prompt in the last step before that had one.
 
     Args:
         table (`pd.DataFrame`): see [`_summarize`], in the order of steps.
 
     Returns:
-        `tuple[float, float]`: P(zero variance) after a group with zero variance, and after an effective one; NaN if
-        there is no such group.
+        `tuple[Followed, Followed]`: after a group with zero variance, and after an effective one.
     """
-    has_zero_variance = table["effective"] == 0
-    known_prompt = table["prompt_id"].where(table["prompt_id"] != -1)
-    had_zero_variance = has_zero_variance.groupby(known_prompt).shift()  # NaN for the first group of each prompt
-    probabilities = has_zero_variance.groupby(had_zero_variance).mean()
-    return float(probabilities.get(True, math.nan)), float(probabilities.get(False, math.nan))
+    prompts = table["prompt_id"].where(table["prompt_id"] != -1)
+    rows = pd.DataFrame({"step": table["step"], "prompt": prompts, "has_zero_variance": table["effective"] == 0})
+    # Of a prompt that comes several times in a step, the last group stands for the step
+    rows = rows.dropna(subset="prompt").drop_duplicates(["step", "prompt"], keep="last")
+    before = rows.groupby("prompt")["has_zero_variance"].shift()  # NaN for the first group of each prompt
+    followed = []
+    for had_zero_variance in (True, False):
+        has_zero_variance = rows["has_zero_variance"][before == had_zero_variance]
+        followed.append(Followed(len(has_zero_variance), float(has_zero_variance.mean())))
+    return followed[0], followed[1]

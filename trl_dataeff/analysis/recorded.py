@@ -303,7 +303,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
     known = {
         "model": _short_model(run.about.get("model") or ""),
         "method": _method(run),
-        "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
+        "prompts": _formatted(run.about.get("prompts"), ",.0f"),
         "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
         "rollouts replayed": _formatted(last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
@@ -324,7 +324,7 @@ def _reward_in_training(run: RecordedRun) -> str:
     steps, _ = run.series("reward")
     if len(steps) == 0:
         return ""
-    too_short = f"under {2 * STEPS_OF_AN_END} steps" if steps[-1] < 2 * STEPS_OF_AN_END else "too few logs"
+    too_short = f"fewer than {2 * STEPS_OF_AN_END} steps" if steps[-1] < 2 * STEPS_OF_AN_END else "too few logs"
     return _ends(run, "reward", STEPS_OF_AN_END) or too_short
 
 

@@ -40,18 +40,18 @@ class Column(NamedTuple):
     rank: int
 
 
-#: Columns of the table by their metrics' names in the logs. In 80 characters there is room for ranks 1 to 8
+#: Columns of the table by their metrics' names in the logs. In 80 characters there is room for eight
 COLUMNS = {
-    "loss": Column("loss", 9, ".3g", rank=10),  # "-1.23e-05"; says little in GRPO
+    "loss": Column("loss", 9, ".3g", rank=11),  # "-1.23e-05"; says little in GRPO
     "reward": Column("reward", 7, ".4g", rank=1),
-    PREFIX + "success_rate": Column("success", 7, ".0%", rank=11),  # often the reward on another scale
+    PREFIX + "success_rate": Column("success", 7, ".0%", rank=12),  # often the reward on another scale
     PREFIX + "effective_ratio": Column("effective", 9, ".0%", rank=2),
     PREFIX + "rollouts_generated": Column("rollouts", 9, ",.0f", rank=8),
-    PREFIX + "rollouts_replayed": Column("replayed", 9, ",.0f", rank=12),
-    "completions/mean_length": Column("length", 6, ",.0f", rank=6),
+    PREFIX + "rollouts_replayed": Column("replayed", 9, ",.0f", rank=6),
+    "completions/mean_length": Column("length", 6, ",.0f", rank=9),
     "completions/clipped_ratio": Column("cut off", 7, ".0%", rank=3),
     "entropy": Column("entropy", 7, ".3g", rank=5),
-    "kl": Column("kl", 8, ".3g", rank=9),
+    "kl": Column("kl", 8, ".3g", rank=10),
     "grad_norm": Column("grad norm", 9, ".3g", rank=4),
     "learning_rate": Column("lr", 8, ".3g", rank=13),
     "step_time": Column("s/step", 6, ".3g", rank=7),

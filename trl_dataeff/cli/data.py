@@ -6,7 +6,7 @@ import glob
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,7 @@ def _is_message(message: Any) -> bool:
 def _load(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig
 ) -> DatasetDict | IterableDatasetDict:
-    entries = mixture.datasets or [DatasetConfig(str(script.dataset_name), script.dataset_config)]
+    entries = datasets_of(script, mixture)
     sources = [find_source(entry) for entry in entries]
     try:
         if mixture.datasets:
@@ -277,11 +277,17 @@ def _load(
             source.path, source.name, data_files=source.data_files, streaming=script.dataset_streaming
         )
     except LOADING_ERRORS as error:
-        raise UserError(_why_not_loaded([entry.path for entry in entries], error)) from error
+        raise UserError(_why_not_loaded(entries, error)) from error
 
 
-def _why_not_loaded(paths: list[str], error: Exception) -> str:
+def datasets_of(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> Sequence[DatasetConfig]:
+    """Return the datasets of a run as the user names them: a mixture, or one."""
+    return mixture.datasets or [DatasetConfig(str(script.dataset_name), script.dataset_config)]
+
+
+def _why_not_loaded(entries: Sequence[DatasetConfig], error: Exception) -> str:
     """Return why datasets cannot be loaded: the line that cannot be parsed, or what the loader says."""
+    paths = [entry.path for entry in entries]
     name = " + ".join(paths)
     for path in paths:
         bad_line = _bad_line(path)
@@ -291,7 +297,10 @@ def _why_not_loaded(paths: list[str], error: Exception) -> str:
     if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
         cause = error.__cause__
     reason = str(cause).strip().rstrip(".!") or "it is empty"  # `StopIteration` has no text
-    return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}."
+    hint = ""
+    if "BuilderConfig" in reason:
+        hint = " Remove `dataset_config` (of a mixture `name`), or set it to null, for the only configuration."
+    return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}.{hint}"
 
 
 def _bad_line(path: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import io
 import logging
-import math
 import os
 import signal
 import sys
@@ -215,10 +214,10 @@ def print_audit(args: Namespace) -> None:
     print()
     print(known.to_string(index=False, formatters=formatters))
     print()
-    if not math.isnan(found.again):
-        print(f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%}.")
-    if not math.isnan(found.after_effective):
-        print(f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}.")
+    for before, followed in [("a group without a gradient", found.again), ("an effective one", found.after_effective)]:
+        if followed.groups:
+            share = f"{followed.zero_variance:.0%} of {followed.groups:,}"
+            print(f"After {before}, its prompt's next one had none: {share}")
     if "hard" in known:
         print("easy: every completion had the highest reward")
         print("hard: all rewards were equal and lower")

@@ -51,6 +51,7 @@ def validate(path: Path) -> Findings:
         [`Findings`]: One message for each problem, or for each warning.
     """
     from trl_dataeff.cli import grpo
+    from trl_dataeff.cli.data import datasets_of, find_source
     from trl_dataeff.cli.parser import read
 
     try:
@@ -59,7 +60,15 @@ def validate(path: Path) -> Findings:
         return Findings(list(error.messages), [])
     recipe = command.recipe
     problems = [recipe.located(problem) for problem in grpo.problems_of(command.arguments)]
-    return Findings(problems, recipe.warnings)
+    script, _, _, mixture = command.arguments
+    field = "datasets" if mixture.datasets else "dataset_name"
+    missing = []
+    for entry in datasets_of(script, mixture):
+        try:
+            find_source(entry)
+        except UserError as error:  # it may be on the machine that trains
+            missing.append(recipe.located(f"`{field}`: {error}"))
+    return Findings(problems, [*recipe.warnings, *missing])
 
 
 def description_of(path: Path) -> str:
@@ -156,13 +165,19 @@ def _copy(args: argparse.Namespace) -> None:
         shutil.copyfile(source, dest)
     except OSError as error:
         raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file.") from error
-    print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
+    print(f"Copied to {dest}. Change it, and train: trl-dataeff grpo --config {dest}")
 
 
 def _validate(args: argparse.Namespace) -> None:
-    paths = [find_recipe(name) for name in args.paths]
     problems = []
-    for path in paths:
+    paths = []
+    for name in args.paths:
+        try:
+            path = find_recipe(name)
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        paths.append(path)
         found = validate(path)
         for warning in found.warnings:
             print(f"trl-dataeff: warning: {warning}", file=sys.stderr)

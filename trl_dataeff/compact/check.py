@@ -30,8 +30,8 @@ _WORDS = {
     "exchange": "exchanging rows between micro-batches",
     "left_padding": "leaving out padding of prompts",
     "right_padding": "leaving out padding of completions",
-    "prompt_scores": "scoring completion tokens alone",
-    "shared_prompts": "computing all tokens in one sequence",  # which needs the last one
+    "prompt_scores": "leaving out logits of prompt tokens",
+    "shared_prompts": "leaving out repeated prompts",  # which needs the last one
 }
 CHECKED = tuple(_WORDS)  # by parts that need none of those behind them
 _OF_ROWS = ("zero_rows", "exchange")
@@ -203,7 +203,7 @@ class Check:
         in_evaluation = outcome.draws
         self.draws = outcome.draws
         if outcome.draws:
-            self._switch_off(["shared_prompts"], "a pass draws random numbers, for each row its own")
+            self._switch_off(["shared_prompts"], "a pass draws random numbers for each row, as with dropout")
             due = [name for name in due if name in self._unchecked]
             outcome = trial.compare(whole, chosen.without(due, parts), in_evaluation=True)
             if outcome.draws:

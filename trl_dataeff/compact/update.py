@@ -23,7 +23,7 @@ _WORDS = {
     "left_padding": "padding of prompts",
     "right_padding": "padding of completions",
     "shared_prompts": "repeated prompts",
-    "prompt_scores": "scores of prompt tokens",
+    "prompt_scores": "logits of prompt tokens",
 }
 _BOTH_PADDINGS = (_WORDS["left_padding"], _WORDS["right_padding"])
 
@@ -304,10 +304,9 @@ class CompactUpdate:
             left_out.insert(1, "padding")
         text = f"leaves out {', '.join(left_out)}" if left_out else "is TRL's"
         text += "".join(f"; not {', '.join(words)} ({reason})" for reason, words in others.items())
-        checked = ""
-        if self.check.is_begun:
-            checked = f" This was tried in {self.check.seconds:.1f} s, which later steps do not take."
-        self.say_once(f"The update {text}.{checked}")
+        took = f"{self.check.seconds:.1f}"
+        tried = "" if took == "0.0" else f" To try this took {took} s."
+        self.say_once(f"The update {text}.{tried}")
 
     def say_what_was_saved(self, seconds: float) -> None:
         """
@@ -321,7 +320,7 @@ class CompactUpdate:
         computed = self.run.tokens / self.run.tokens_of_trl
         logger.warning(
             f"The updates computed {computed:.0%} of the tokens that TRL's would, in {self.run.seconds:,.0f} of the "
-            f"{seconds:,.0f} s of training. Generation and rewards took {self.run.making_seconds:,.0f} s."
+            f"run's {seconds:,.0f} s. Generation and rewards took {self.run.making_seconds:,.0f} s."
         )
 
     def _say_of_other_micro_batches(self) -> None:

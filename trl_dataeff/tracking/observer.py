@@ -204,7 +204,7 @@ class Observer:
             "trl_dataeff": __version__,
             "model": model,
             "selector": self.about.selector,
-            "prompts": self.about.num_prompts,
+            "prompts": self.about.num_prompts or None,
         }
         self.logs.begin(step, self.about.dataset_hash, self.classifier.scale, about)
 
