@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables, update
-from benchmarks.curves import band, on_grid
+from benchmarks.curves import on_grid
 from benchmarks.figures import BLUE, GREEN, GREY, ORANGE, axis_of
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves_of, ends, ratio_table
 from benchmarks.lab.store import read_rows
@@ -49,8 +49,7 @@ PAGES = (
     ROOT / "benchmarks" / "RESULTS.md",
 )
 UPDATES = update.RESULTS / "cpu.jsonl"
-COLOURS = {"compact": GREY, "selection": ORANGE, "fill": BLUE, "greso_fill": GREEN}
-FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
+COLOURS = {"compact": GREY, "selection": ORANGE, "fill": BLUE, "share": GREEN}
 
 
 # The synthetic benchmark
@@ -166,15 +165,15 @@ def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
     """Draw success over the rollouts or the time of a run, as far as all seeds go.
 
     Args:
-        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band,
-            or with the single runs where they are few.
+        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds. There are no bands:
+            runs are compared in pairs of a seed, and seeds differ as much as methods.
         path (`Path`): Where the picture goes, an SVG without background.
         x (`str`): The column that is the horizontal axis.
         label (`str`): What that axis is called.
     """
     with axis_of(path) as axis:
         _draw_methods(axis, curves, x, label)
-        axis.set(ylabel="success on held-out prompts", ylim=(0, None))
+        axis.set(ylabel="success on held-out prompts")
         axis.legend(frameon=False, loc="lower right")
 
 
@@ -185,13 +184,7 @@ def _draw_methods(axis: Any, curves: list[Curve], x: str, label: str) -> None:
         if not runs:
             continue
         grid, values = on_grid(runs)
-        mean, half_width = band(values)
-        axis.plot(grid, mean, color=colour, linewidth=2, label=f"{tables.title(method)}, {len(runs)} seeds")
-        if len(runs) >= FEWEST_FOR_A_BAND:
-            axis.fill_between(grid, mean - half_width, mean + half_width, color=colour, alpha=0.25, linewidth=0)
-        else:
-            for run in runs:
-                axis.plot(*run, color=colour, linewidth=0.7, alpha=0.7)
+        axis.plot(grid, values.mean(axis=0), color=colour, linewidth=2, label=tables.title(method))
     axis.set(xlabel=label, xlim=(0, None))
     axis.xaxis.set_major_formatter("{x:,.0f}")
 

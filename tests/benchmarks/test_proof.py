@@ -117,7 +117,7 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
     curves = [run(method, seed, 0.004) for method in proof.COLOURS for seed in (0, 1)]
     proof.draw(curves, tmp_path / "picture.svg", "rollouts", "rollouts")
     text = (tmp_path / "picture.svg").read_text()
-    assert all(f"{words}, 2 seeds" in text for words in map(tables.title, proof.COLOURS))
+    assert all(words in text for words in map(tables.title, proof.COLOURS))
 
 
 X = [0, 100, 200, 300]
