@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -41,7 +42,6 @@ TASKS = (
 OF_A_TASK = 32
 HELD_OUT_OF_A_TASK = 10
 HELD_OUT_SEED = 10_000
-ROWS = 160  # generated at a time
 
 
 class Asked(NamedTuple):
@@ -57,7 +57,7 @@ class Computed(NamedTuple):
 
     ids: torch.Tensor  # (N, P)
     mask: torch.Tensor  # (N, P)
-    cache: Cache  # of all but the last position
+    cache: Cache | None  # of all but the last position; `None`: they were not read yet
 
 
 class Gym:
@@ -74,6 +74,8 @@ class Gym:
     max_completion = 8  # tokens
     end = END_OF_LINE  # the token that ends a completion
     micro_batch: int | None = 32  # rows; None: those of a step. TRL's loss of all 64 needs 16 GiB on a CPU
+    rows_at_once = 160  # of completions in an evaluation
+    generates: Callable[..., torch.Tensor] | None = None  # in the place of the model's `generate`
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []  # what is trained on, once `rows` has been called
@@ -141,7 +143,7 @@ class Gym:
         greedy = [0.0] * len(self.held_out)
         # Prompts of similar length together, for less padding
         by_length = sorted(range(len(self.held_out)), key=lambda i: len(self.held_out[i].prompt))
-        questions_at_once = ROWS // self.samples
+        questions_at_once = self.rows_at_once // self.samples
         for start in range(0, len(by_length), questions_at_once):
             chosen = by_length[start : start + questions_at_once]
             questions = [self.held_out[i] for i in chosen]

@@ -32,6 +32,7 @@ class Pool:
     end: ClassVar[str] = END_OF_LINE  # the token that ends a completion
     micro_batch: ClassVar[int | None] = None  # rows; None: those of a step
     temperature: ClassVar[float] = 1.0
+    generates: ClassVar[None] = None  # by Transformers
 
     def rows(self, seed: int, tokenizer) -> list[dict[str, Any]]:
         """The dataset to train on."""

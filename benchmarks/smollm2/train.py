@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,8 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     torch.set_num_threads(1)
     pool = POOLS[spec.pool]
     model, tokenizer = load(weights, pool.end)
+    if pool.generates is not None:
+        model.generate = partial(pool.generates, model)
     method = find(spec.method)
     trainer_class, config_class = method.classes()
     tally = Tally(pool.reward, spec.group_size)

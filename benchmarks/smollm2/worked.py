@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar, NamedTuple
 
-from benchmarks.smollm2.gym import Asked, Gym
+from transformers import GenerationConfig
+
+from benchmarks.smollm2.generation import generate
+from benchmarks.smollm2.gym import Asked, Computed, Gym
 
 
 END_OF_TURN = "<|im_end|>"
@@ -106,11 +109,30 @@ class Worked(Gym):
 
 
 class SeveralWorked(Worked):
-    """A quarter as many questions, for several passes, and a finer measurement."""
+    """A quarter as many questions, for several passes, a finer measurement, and generation that takes less time."""
 
     of_a_task = 12
     held_out_of_a_task = 15
     samples = 4
+    generates = staticmethod(generate)
+    rows_at_once = 240
+
+    def compute_prompts(self, model, tokenizer, questions: list[Asked]) -> Computed:
+        texts = [self.text_of(asked, tokenizer) for asked in questions]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+        return Computed(inputs["input_ids"], inputs["attention_mask"], cache=None)
+
+    def completions(self, model, tokenizer, prompts: Computed, samples: int, **sampling: Any) -> list[str]:
+        config = GenerationConfig(
+            max_new_tokens=self.max_completion,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            **sampling,
+        )
+        ids = prompts.ids.repeat_interleave(samples, dim=0)
+        mask = prompts.mask.repeat_interleave(samples, dim=0)
+        generated = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        return tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
 
 
 def last_number(text: str) -> float | None:

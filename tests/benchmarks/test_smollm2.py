@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from benchmarks.lab.store import read_runs
 from benchmarks.smollm2 import RUNS, train
 from benchmarks.smollm2.__main__ import POOL_NAMES, chosen_specs, main, parser, study_specs
+from benchmarks.smollm2.generation import generate
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Asked, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
@@ -189,6 +191,53 @@ def test_completions_whose_prompt_is_computed_once_are_those_of_generate():
     assert len(set(expected)) > 1
     assert found == expected
     assert found_again == expected[::2], "they do not change what is computed"
+
+
+def padded(texts, tokenizer):
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
+def test_our_generation_continues_as_that_of_transformers():
+    """With prompts that are equal, rows that end early, and rows that do not end."""
+    model = tiny_model().eval()
+    tokenizer = tiny_tokenizer()
+    inputs = padded(["1+1=", "12+3+4=", "1+1=", "2=", "7+5=", "2="], tokenizer)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    free = model.generate(**inputs, **options, eos_token_id=None, use_cache=True)[:, inputs["input_ids"].size(1) :]
+    # Tokens that some rows have early, and some have not
+    ends = [int(free[0, 2]), int(free[1, 5])]
+    assert not all(torch.isin(row, torch.tensor(ends)).any() for row in free)
+    config = GenerationConfig(**options, eos_token_id=ends)
+    expected = model.generate(**inputs, generation_config=config, use_cache=True)
+    model.config.use_cache = False  # as the trainer leaves it
+    found = generate(model, **inputs, generation_config=config)
+    assert len(set(map(str, found.tolist()))) > 2
+    assert torch.equal(found[:, : expected.size(1)], expected)
+    assert (found[:, expected.size(1) :] == tokenizer.pad_token_id).all()
+
+
+def test_our_generation_samples_by_the_probabilities():
+    torch.manual_seed(0)
+    model = tiny_model().eval()
+    tokenizer = tiny_tokenizer()
+    rows = 4000
+    inputs = padded(["12+3+4=", "2="] * (rows // 2), tokenizer)
+    config = GenerationConfig(
+        max_new_tokens=1, do_sample=True, temperature=0.3, top_k=0, eos_token_id=0, pad_token_id=0
+    )
+    tokens = generate(model, **inputs, generation_config=config)[:, -1]
+    with torch.no_grad():
+        positions = (inputs["attention_mask"][:2].cumsum(1) - 1).clamp(min=0)
+        short = {name: values[:2] for name, values in inputs.items()}
+        expected = (model(**short, position_ids=positions).logits[:, -1] / 0.3).softmax(1)
+    for prompt in (0, 1):
+        found = torch.bincount(tokens[prompt::2], minlength=expected.size(1)) / (rows // 2)
+        assert expected[prompt].max() > 0.05, "nearly uniform probabilities show little"
+        error = (expected[prompt] * (1 - expected[prompt]) / (rows // 2)).sqrt()
+        assert ((found - expected[prompt]).abs() <= 5 * error + 1e-3).all()
+    with pytest.raises(ValueError, match="top_k=0"):
+        generate(model, **inputs, generation_config=GenerationConfig(do_sample=True, top_k=50, eos_token_id=0))
 
 
 def test_the_initial_model_is_measured_once_for_all_runs_of_a_process(monkeypatch):
