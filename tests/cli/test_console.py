@@ -1,12 +1,14 @@
 """What a run of the command prints, and what it leaves to trackers and to `log_history`."""
 
+import logging
 import sys
 import warnings
 
 import pytest
+from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 
-from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, BarCallback, TableCallback, show_progress
+from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, BarCallback, TableCallback, above_the_bar, show_progress
 from trl_dataeff.cli.grpo import make_trainer, parse
 from trl_dataeff.cli.main import main
 
@@ -158,3 +160,15 @@ def test_future_warnings_of_libraries_are_silenced_unless_python_is_told_to_show
             assert main(["recipes", "list"]) == 0
             warnings.warn("old", FutureWarning, stacklevel=1)
         assert len(caught) == count
+
+
+@pytest.mark.parametrize("name", ["trl_dataeff.compact.update", "trl.trainer", "datasets.load"])
+def test_messages_of_packages_stand_above_the_bar_once(name, capsys, monkeypatch):
+    """Those with a handler of their own, which write to the captured stderr here, and those without."""
+    owner = logging.getLogger(name.partition(".")[0])
+    if owner.handlers:
+        monkeypatch.setattr(owner, "handlers", [logging.StreamHandler(sys.stderr)])
+    with above_the_bar(), tqdm(total=2, file=sys.stderr, ascii=True):
+        logging.getLogger(name).warning("a message")
+    lines = [line.rsplit("\r", maxsplit=1)[-1] for line in capsys.readouterr().err.split("\n")]
+    assert [line for line in lines if "a message" in line] == ["a message"]

@@ -71,6 +71,8 @@ MESSAGES_OF_RECIPES = [
     ("lora_target_modules: {a: b}", "1: `--lora_target_modules`: takes a list, not {'a': 'b'}."),
     ("selector_args: [p_init]", "1: `--selector_args`: takes a mapping, not ['p_init']."),
     ("max_steps:", "1: `--max_steps`: takes a value, not null"),
+    ("num_generations:", "1: `--num_generations`: takes a value, not null"),  # None, but not in TRL's own arithmetic
+    ("report_to:", "1: `--report_to`: takes a value, not null"),
     ("hub_strategy: off", "1: `--hub_strategy`: invalid choice: 'False'"),
     ("debug: [x]", "1: `--debug`: invalid DebugOption value: 'x'."),
     ("max_steps: [" + ", ".join(["1"] * 5000) + "]", "takes a single value, not [1, 1, 1, 1, 1, 1, ...]"),
@@ -437,12 +439,22 @@ def test_the_command_line_takes_back_a_dataset_config_of_a_recipe(tmp_path):
     assert read(command).arguments.script.dataset_config is None
 
 
+def test_null_of_a_list_on_the_command_line(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(complete("use_cpu: true\nbf16: false\nlora_target_modules: [q_proj]\n"))
+    command = ["--config", str(path), "--lora_target_modules", "null"]
+    assert read(command).arguments.model.lora_target_modules is None
+
+
 def test_data_that_is_not_here_is_a_warning_and_a_recipe_that_is_not_does_not_hide_others(write, capsys):
     here = write("here.yaml", complete("use_cpu: true\nbf16: false\ndataset_name: ./no.jsonl\n"))
+    mixture = write("mixture.yaml", complete("datasets:\n- path: org/data\n- path: ./none.jsonl\nuse_cpu: true\n"))
+    assert main(["recipes", "validate", mixture]) == 0
+    assert f"{mixture}:3: The dataset './none.jsonl' does not exist" in capsys.readouterr().err
     wrong = write("wrong.yaml", complete("sed: 1\n"))
     assert main(["recipes", "validate", here]) == 0
     printed = capsys.readouterr()
-    assert f"{here}:3: `dataset_name`: The dataset './no.jsonl' does not exist" in printed.err
+    assert f"{here}:3: The dataset './no.jsonl' does not exist" in printed.err
     assert "valid" in printed.out
     assert main(["recipes", "validate", "nowhere.yaml", here, wrong]) == 1
     printed = capsys.readouterr()

@@ -50,6 +50,8 @@ class Trial:
         self.pairs.append((first, second, in_evaluation))
         if "whole" in self.raises:
             raise ValueError("a few rows are too few")
+        if not second:  # the gradient itself
+            return Outcome(1.0 if "no_advantage" in self.what else 0.0, 0.5)
         if first[0].positions is not None or second[0].positions is not None:
             return Outcome(float(self.differs_by_position(first[0], second[0])), 0.1)
         rows = [[row for each in way for row in each.inputs["row"].tolist()] for way in (first, second)]
@@ -143,25 +145,58 @@ def without_advantages(size: float = 0.0) -> Rows:
     return Rows(split(batch, 6), "dapo", least_advantage=size)
 
 
-def test_where_no_row_has_an_advantage_rows_alone_are_compared_and_what_is_not_checked_stays():
+def test_where_no_row_has_an_advantage_the_gradient_is_tried_and_what_is_not_checked_stays():
     trial = Trial(what=("left_padding",))
     check = Check(accelerator())
     for _ in range(2):
         assert check.allowed(without_advantages(), PARTS, trial) == PARTS.without(set(CHECKED) - {"zero_rows"})
     ((whole, without, _),) = trial.pairs
     assert sum(len(each.inputs["row"]) for each in whole) == MOST_ROWS
-    assert sum(len(each.inputs["row"]) for each in without) == 1
+    assert without == []
     assert not check.is_begun
     check.allowed(rows_with_all(), PARTS, trial)
     _, (_, without, _), *_ = trial.pairs
-    assert sum(len(each.inputs["row"]) for each in without) < MOST_ROWS, "rows are not tried among others"
+    assert 0 < sum(len(each.inputs["row"]) for each in without) < MOST_ROWS, "rows are not tried among others"
+    pairs = len(trial.pairs)
+    for later, more in ((check, 0), (resumed(check), 1)):
+        assert later.allowed(without_advantages(), PARTS, trial).zero_rows
+        assert len(trial.pairs) == pairs + more
+    check.begin_again()  # with another model
+    check.allowed(without_advantages(), PARTS, trial)
+    assert len(trial.pairs) == pairs + 2
 
 
-@pytest.mark.parametrize("options", [{"what": ("zero_rows",)}, {"raises": ("whole",)}], ids=str)
-def test_rows_that_have_a_gradient_without_an_advantage_stay(options):
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_rows_that_have_a_gradient_without_an_advantage_stay_in_all_batches(is_checked, caplog_transformers):
+    """Beside that of advantages, it may be too small to be seen."""
     check = Check(accelerator())
-    assert check.allowed(without_advantages(), PARTS, Trial(**options)) == PARTS.without(CHECKED)
+    trial = Trial(what=("no_advantage",))
+    if is_checked:
+        assert check.allowed(rows_with_all(), PARTS, trial).zero_rows
+    assert not check.allowed(without_advantages(), PARTS, trial).zero_rows
+    assert not check.allowed(rows_with_all(), PARTS, trial).zero_rows
+    (line,) = messages(caplog_transformers, "switched off")
+    assert "rows without an advantage have a gradient" in line
+
+
+def test_where_no_row_has_an_advantage_and_none_can_be_tried_all_stay():
+    check = Check(accelerator())
+    assert check.allowed(without_advantages(), PARTS, Trial(raises=("whole",))) == PARTS.without(CHECKED)
     assert check.kept == Parts.all(), "a batch with a gradient tells"
+
+
+def test_rows_that_may_not_be_left_out_are_not_tried():
+    trial = Trial()
+    parts = PARTS.without(["zero_rows"])
+    assert not Check(accelerator()).allowed(without_advantages(), parts, trial).zero_rows
+    assert not trial.pairs
+
+
+def test_where_log_probs_are_compared_rows_without_an_advantage_are_left_out_untried():
+    trial = Trial()
+    trial.compares_logps = True
+    assert Check(accelerator()).allowed(without_advantages(), PARTS, trial).zero_rows
+    assert not trial.pairs
 
 
 def test_advantages_that_are_not_quite_0_are_not_tried():

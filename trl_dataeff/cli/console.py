@@ -21,6 +21,8 @@ from trl_dataeff.utils import PREFIX, is_number, terminal_width
 
 
 REPEAT_HEADER = 20  # rows
+#: Whose loggers write to the console
+PACKAGES = ("trl_dataeff", "trl", "transformers", "peft", "accelerate", "datasets", "huggingface_hub")
 
 
 class Column(NamedTuple):
@@ -225,8 +227,8 @@ class BarCallback(ProgressCallback):
 
 
 def above_the_bar() -> AbstractContextManager[None]:
-    """Within this context, messages of loggers stand above the progress bar, and not behind it."""
-    return logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")])
+    """Within this context, messages of these packages stand above the progress bar, and not behind it."""
+    return logging_redirect_tqdm([logging.getLogger(name) for name in PACKAGES])
 
 
 def show_progress(trainer: Trainer) -> None:

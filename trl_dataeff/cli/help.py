@@ -79,7 +79,7 @@ class GRPOParser(TrlParser):
     """TRL's parser, whose help is in groups: general options, the fields of this package, and all others."""
 
     def format_help(self) -> str:
-        own_names = _names_of_own_fields()
+        own_names = names_of_own_fields()
         options = [action for action in self._actions if action.dest in _OPTIONS]
         own = [action for action in self._actions if action.dest in own_names]
         others = [action for action in self._actions if action not in (*options, *own)]
@@ -98,7 +98,7 @@ class GRPOParser(TrlParser):
         return formatter.format_help()
 
 
-def _names_of_own_fields() -> set[str]:
+def names_of_own_fields() -> set[str]:
     names = set()
     for own, parent in [
         (DataEfficientGRPOConfig, GRPOConfig),

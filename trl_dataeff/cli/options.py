@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
-from trl_dataeff.cli.help import DESCRIPTION, GRPOParser, HelpFormatter
+from trl_dataeff.cli.help import DESCRIPTION, GRPOParser, HelpFormatter, names_of_own_fields
 from trl_dataeff.cli.main import GRPO_USAGE
 from trl_dataeff.cli.recipe_file import words_of
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -86,6 +86,19 @@ def field_types() -> dict[str, set[Any]]:
         name: {get_origin(alternative) or alternative for alternative in alternatives}
         for name, alternatives in _annotations().items()
     }
+
+
+@functools.cache
+def optional_fields() -> set[str]:
+    """Return the fields that may be null: with the default `None`, or of this package and for `None`."""
+    own = names_of_own_fields()
+    optional = set()
+    for arguments_type in TYPES:
+        for argument in fields(arguments_type):
+            takes_none = type(None) in field_types()[argument.name]
+            if takes_none and (argument.default is None or argument.name in own):
+                optional.add(argument.name)
+    return optional
 
 
 def lists_of_names() -> list[str]:

@@ -17,11 +17,11 @@ from trl_dataeff.cli.checks import problems_of_json, problems_of_lists, problems
 from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.cli.options import (
     SCRIPT,
-    field_types,
     fields_in,
     grpo_parser,
     has_option,
     launch_parser,
+    optional_fields,
     unknown_field,
     wrong_value,
 )
@@ -30,7 +30,7 @@ from trl_dataeff.cli.recipe_values import apply_recipe
 from trl_dataeff.utils import UserError, number_problem
 
 
-_NULL = ("null", "None")  # as values on a command line
+_NULL = ("null", "None", ["null"], ["None"])  # as values on a command line
 _OPTION = re.compile(r"--([\w-]+)(=.*)?", re.DOTALL)  # `--name` or `--name=value`
 
 
@@ -141,7 +141,7 @@ def _parse_command(argv: list[str]) -> _Parsed:
     if first != SCRIPT:
         raise UserError(f"{first!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
     for name, value in vars(namespace).items():
-        if value in _NULL and type(None) in field_types().get(name, ()):
+        if value in _NULL and name in optional_fields():
             setattr(namespace, name, None)
     overridden = {name.replace("-", "_") for name in given}
     return _Parsed(namespace, launch, launch_options, recipe.overridden_by(overridden), problems)

@@ -61,13 +61,13 @@ def validate(path: Path) -> Findings:
     recipe = command.recipe
     problems = [recipe.located(problem) for problem in grpo.problems_of(command.arguments)]
     script, _, _, mixture = command.arguments
-    field = "datasets" if mixture.datasets else "dataset_name"
     missing = []
-    for entry in datasets_of(script, mixture):
+    for index, entry in enumerate(datasets_of(script, mixture)):
         try:
             find_source(entry)
         except UserError as error:  # it may be on the machine that trains
-            missing.append(recipe.located(f"`{field}`: {error}"))
+            at = recipe.at(f"datasets[{index}].path" if mixture.datasets else "dataset_name")
+            missing.append(f"{at}{error}")
     return Findings(problems, [*recipe.warnings, *missing])
 
 

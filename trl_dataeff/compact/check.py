@@ -119,7 +119,7 @@ class Check:
         self.seconds = 0.0
         self._unchecked = set(CHECKED)
         self._reach = 0  # positions up to which the model was tried
-        # Whether rows without an advantage have no gradient where no other row is computed; `None`: not tried
+        # Whether rows have no gradient where none has an advantage; `None`: not tried
         self._found_no_gradient: bool | None = None
 
     @property
@@ -172,25 +172,26 @@ class Check:
                     self._pack_longest(chosen, trial)
             self.seconds += time.perf_counter() - started
         allowed = self.passed(parts, width)
-        if not some_advantage and "zero_rows" in due:
+        if not some_advantage and parts.zero_rows:
             allowed = replace(allowed, zero_rows=self._have_no_gradient(chosen, trial))
         return _consistent(allowed)
 
     def _have_no_gradient(self, chosen: _Chosen, trial: Trial) -> bool:
         """
-        Whether the gradient of rows is 0 where no row of any process has an advantage. Says nothing of batches in
-        which some have one. A collective.
+        Whether the gradient of rows is 0 where no row of any process has an advantage. There, a gradient of another
+        source is seen that is small beside that of an advantage. A collective.
         """
-        if self._found_no_gradient is None:
+        if self._found_no_gradient is None and not trial.compares_logps:
             started = time.perf_counter()
-            whole = chosen.whole()
-            chosen.num_computed = 1
             try:
-                self._found_no_gradient = trial.compares_logps or trial.compare(whole, chosen.without_rows()).is_same
+                # Of no rows, the gradient is 0
+                self._found_no_gradient = trial.compare(chosen.whole(), []).is_same
+                if not self._found_no_gradient:
+                    self._switch_off(["zero_rows"], "rows without an advantage have a gradient")
             except Exception:  # of TRL's own way, of which a batch with a gradient will tell
                 self._found_no_gradient = False
             self.seconds += time.perf_counter() - started
-        return self._found_no_gradient
+        return self._found_no_gradient is not False
 
     def _compare(self, chosen: _Chosen, due: Sequence[str], parts: Parts, trial: Trial) -> None:
         """Compute rows with and without all parts that are due; where that differs, add one part after the other."""
@@ -203,11 +204,11 @@ class Check:
         in_evaluation = outcome.draws
         self.draws = outcome.draws
         if outcome.draws:
-            self._switch_off(["shared_prompts"], "a pass draws random numbers for each row, as with dropout")
+            self._switch_off(["shared_prompts"], "a pass that is repeated differs, as with dropout")
             due = [name for name in due if name in self._unchecked]
             outcome = trial.compare(whole, chosen.without(due, parts), in_evaluation=True)
             if outcome.draws:
-                self._switch_off(due, "a pass draws random numbers in evaluation mode, too")
+                self._switch_off(due, "a pass that is repeated differs in evaluation mode, too")
                 return
         if outcome.other_inputs:
             self.note_other_inputs(outcome.other_inputs)
@@ -293,6 +294,7 @@ class Check:
         self._unchecked = set(state["unchecked"])  # type: ignore[call-overload]
         self.kept = Parts.all().without(state["switched_off"])  # type: ignore[arg-type]
         self.draws = bool(state["draws"])
+        self._found_no_gradient = None
         self._reach = int(state["reach"])  # type: ignore[call-overload]
 
 
@@ -339,10 +341,6 @@ class _Chosen:
         needed = [*names, "prompt_scores"] if "shared_prompts" in names else names
         others = [field.name for field in fields(Parts) if field.name not in needed]
         return self._micro_batches(parts.without(others))
-
-    def without_rows(self) -> list[MicroBatch]:
-        """The rows without those that have no gradient."""
-        return self._micro_batches(replace(Parts.none(), zero_rows=True))
 
     def _computed_rows(self) -> list[int]:
         """The rows with a gradient, and as many of the others as another process has more."""

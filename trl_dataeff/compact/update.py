@@ -241,9 +241,6 @@ class CompactUpdate:
         own = rows.have_gradient.any().view(1).to(self.accelerator.device)
         has_gradient = bool(self.accelerator.gather(own).any())
         self.has_learned = self.has_learned or has_gradient
-        if situation.has_kl_term and not has_gradient:
-            # Where the policy still is the reference, TRL's gradient is 0 to the bit
-            return None, Parts.none(), situation.parts
         intended = situation.parts
         others = other_tensors(rows.joined)
         if self.accelerator.gather(torch.tensor([bool(others)], device=self.accelerator.device)).any():
@@ -253,6 +250,9 @@ class CompactUpdate:
                 f"`compact_update`: padding stays, because the batch has tensors of a subclass ({names}), which may "
                 "be by token."
             )
+        if situation.has_kl_term and not has_gradient:
+            # Where the policy still is the reference, TRL's gradient is 0 to the bit
+            return None, Parts.none(), intended
         parts = self.check.kept & intended
         if trial is not None:
             could_exchange = parts.exchange
@@ -285,7 +285,7 @@ class CompactUpdate:
         if self._has_said_what or self._segment is None:
             return
         obstacles = obstacles_now()
-        if not (self.check.is_begun or set(CHECKED) <= set(obstacles)):
+        if not (self.check.seconds > 0 or self.check.is_begun or set(CHECKED) <= set(obstacles)):
             return
         self._has_said_what = True
         left_out: list[str] = []
