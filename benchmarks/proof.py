@@ -19,13 +19,14 @@ from typing import Any
 from benchmarks import tables, update
 from benchmarks.curves import on_grid
 from benchmarks.figures import BLUE, GREEN, GREY, ORANGE, axis_of
-from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, curves_of, ends, ratio_table
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, cost, curves_of, ends, ratio_table
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS, runs_of_study
 from benchmarks.lab.train import RunSpec
 from benchmarks.savings import (
     USUAL_PROMPTS,
     Settings,
+    best_of,
     by_setting,
     costs_table,
     group_sizes_table,
@@ -88,6 +89,26 @@ def _has_setting(run: Curve, spec: RunSpec) -> bool:
     return all(end[field] == getattr(spec, field) for field in shared)
 
 
+def again_table() -> str:
+    """Two seeds of the study `time`: with the selection of that time, and with a later one."""
+    later = by_setting(runs_of_study("again"))
+    seeds = {run.seed for runs in later.values() for run in runs}
+    earlier = by_setting(run for run in runs_of_study("time") if run.seed in seeds)
+    rows = []
+    for setting, runs in later.items():
+        row = [tables.title(setting.method), f"{setting.rate:g}"]
+        for settings, own in ((earlier, earlier[setting]), (later, runs)):
+            row += [
+                cost(own, best_of(BASELINE, settings), "rollouts"),
+                tables.mean(ends(own)),
+                tables.mean([run.effective_share() for run in own], digits=2),
+            ]
+        rows.append(row)
+    columns = ("rollouts", "success", "effective groups")
+    header = ["method", "learning rate", *(f"{name} {when}" for when in ("before", "now") for name in columns)]
+    return tables.markdown(header, rows)
+
+
 def runs_by_group_size() -> Settings:
     """The study `groups`, and those runs of the study `time` that have the same methods, rates and seeds."""
     runs = runs_of_study("groups")
@@ -133,6 +154,7 @@ def several(usual: bool = False) -> Settings:
 
 TABLES: dict[str, Callable[[], str]] = {
     "synthetic": lambda: savings_table(by_setting(runs_of_study("time"))),
+    "synthetic, again": again_table,
     "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
     "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
     "update": lambda: update.page_table(update.read_results(UPDATES)),

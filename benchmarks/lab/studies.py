@@ -92,6 +92,20 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         ),
         Part(("first",), range(62, 72), {"fill": PLAIN_RATE}),
     ),
+    # Two of these seeds with the present selection
+    "again": (
+        Part(
+            ("first",),
+            (62, 63),
+            {
+                "uniform": PLAIN_RATE,
+                "selection": SELECTION_RATE,
+                "fill": SELECTION_RATE,
+                "share": {"steps": 200, **SELECTION_RATE},
+            },
+        ),
+        Part(("first",), (62, 63), {"fill": PLAIN_RATE}),
+    ),
     "groups": tuple(
         Part(
             ("first",),

@@ -137,6 +137,7 @@ def test_the_studies_have_each_run_once_seed_by_seed():
     expected = {
         "trials": 32,
         "time": 60,
+        "again": 10,
         "groups": 30,
         "conditions": 100,
         "text": 20,
