@@ -113,7 +113,7 @@ def test_the_reward_in_training_is_a_mean_over_several_steps_at_each_end(
     steps = np.arange(logging_steps, num_steps + 1, logging_steps)
     rewards = np.linspace(0, 1, len(steps)) ** 2
     run = RecordedRun(tmp_path, {}, pd.DataFrame({"step": steps, "reward": rewards}), None)
-    shown = "under 10 steps" if num_steps < 10 else "too few logs"
+    shown = "fewer than 10 steps" if num_steps < 10 else "too few logs"
     if logs_of_an_end:
         shown = f"{rewards[:logs_of_an_end].mean():.3f} to {rewards[-logs_of_an_end:].mean():.3f}"
     assert facts(run)["reward in training"] == shown

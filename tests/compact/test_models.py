@@ -56,7 +56,7 @@ MODELS = {
     "gpt2 with dropout": (
         GPT2Config,
         {**GPT2_SIZES, **dict.fromkeys(NO_DROPOUT, 1e-9)},
-        ("draws random numbers", "padding of prompts"),
+        ("repeated differs", "padding of prompts"),
     ),
     "mamba": (MambaConfig, {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, None),
     "falcon-h1": (FalconH1Config, {**SIZES, **MAMBA}, None),

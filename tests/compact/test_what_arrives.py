@@ -263,8 +263,14 @@ CASES = {
     "a term added": ({"pattern": AddedTerm, **LONG}, ["loss of its own"]),
     "a term added outside": ({"pattern": AddedOutside}, ["loss of its own"]),
     "by width": ({"pattern": ByWidth, **LONG}, ["padding of prompts", "padding of completions"]),
-    "lokr": ({"arguments": {"peft_config": LoKrConfig(r=4, target_modules=["q_proj", "v_proj"])}}, ["draws random"]),
-    "loha": ({"arguments": {"peft_config": LoHaConfig(r=4, target_modules=["q_proj", "v_proj"])}}, ["draws random"]),
+    "lokr": (
+        {"arguments": {"peft_config": LoKrConfig(r=4, target_modules=["q_proj", "v_proj"])}},
+        ["repeated differs"],
+    ),
+    "loha": (
+        {"arguments": {"peft_config": LoHaConfig(r=4, target_modules=["q_proj", "v_proj"])}},
+        ["repeated differs"],
+    ),
 }
 
 
@@ -510,4 +516,4 @@ class LateDropout(TrainerCallback):
 
 def test_a_model_that_changes_is_tried_again(tmp_path, caplog_transformers):
     both(tmp_path, before=lambda trainer: trainer.add_callback(LateDropout()))
-    assert messages(caplog_transformers, "draws random numbers")
+    assert messages(caplog_transformers, "repeated differs")
