@@ -52,7 +52,7 @@ def test_by_hand(tmp_path, ending):
     assert found.again == (3, 2 / 3)  # 07 and 7e0 stay, 7.0 does not
     assert found.after_effective == (1, 1)  # 7
     by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
-    assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
+    assert (by_order["in order"], by_order["groups"], by_order["effective"]) == ("1-8", 8, 2 / 8)
 
 
 def write(path, rows: list[dict]) -> str:
@@ -69,7 +69,7 @@ def completions(prompts: str, rewards: list[int], **columns) -> list[dict]:
 def test_rows_of_a_prompt_that_do_not_stand_together_are_one_group(tmp_path):
     path = write(tmp_path / "rows.jsonl", completions("aabbbbaa", [0, 0, 1, 1, 1, 1, 1, 1]))
     found = audit([path])
-    assert found.shares.iloc[-1][["groups", "effective", "easy"]].tolist() == [2, 1 / 2, 1 / 2]
+    assert found.shares.iloc[-1][["files", "groups", "effective", "easy"]].tolist() == ["1", 2, 1 / 2, 1 / 2]
     assert "(up to 4)" in found.notes[0]
 
 

@@ -47,9 +47,10 @@ class Audit(NamedTuple):
 
     Attributes:
         source (`str`): what was read.
-        shares (`pd.DataFrame`): a row for each part of the run and one for all of it: `steps`, `groups` (their
-            number), and the shares of `effective`, `easy` and `hard` groups in [0, 1]. Easy ones have the highest
-            reward of the run. Columns are NaN where the files do not tell.
+        shares (`pd.DataFrame`): a row for each part of the run and one for all of it: `steps` (without a column of
+            steps: `files`, or the groups by their number, `in order`), `groups` (how many), and the shares of
+            `effective`, `easy` and `hard` groups in [0, 1]. Easy ones have the highest reward of the run. Columns are
+            NaN where the files do not tell.
         again ([`Followed`]): groups whose prompt had a group with zero variance before, in an earlier step.
         after_effective ([`Followed`]): groups whose prompt had an effective one before.
         notes (`tuple[str, ...]`): how completions were grouped where that was not given, and how many are in no group.
@@ -105,8 +106,8 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
     if folder.absolute().match(GROUPS_FILE):
         folder = folder.absolute().parent.parent
     if not folder.is_dir():
-        groups, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
-        return _audit_groups(groups, ", ".join(str(file) for file in files), notes)
+        groups, unit, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
+        return _audit_groups(groups, ", ".join(str(file) for file in files), notes, unit)
     last_step: float = math.inf
     checkpoint = CHECKPOINT.fullmatch(folder.absolute().name)
     if checkpoint and (folder.absolute().parent / GROUPS_FILE).exists():
@@ -118,7 +119,7 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
         return _audit_groups(groups[groups["step"] <= last_step], str(folder / GROUPS_FILE))
     tables = sorted(folder.glob(COMPLETIONS))
     if tables:
-        groups, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
+        groups, _, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
         return _audit_groups(groups, f"{len(tables)} tables in {folder / 'completions'}", notes)
     return _audit_logs(folder)
 
@@ -185,7 +186,7 @@ def _content_of_trl(table: pd.DataFrame) -> str | None:
 
 def groups_of(
     rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
+) -> tuple[pd.DataFrame, str, tuple[str, ...]]:
     """
     Find the groups in a table of completions: those of a prompt in a step, wherever they stand.
 
@@ -198,8 +199,8 @@ def groups_of(
             [`_parts_without_steps`] finds.
 
     Returns:
-        `tuple[pd.DataFrame, tuple[str, ...]]`: a row for each group of several completions, with `step`, `prompt_id`
-        (the prompt as text) and `kind`; and what is to be said of them.
+        `tuple[pd.DataFrame, str, tuple[str, ...]]`: a row for each group of several completions, with `step`,
+        `prompt_id` (the prompt as text) and `kind`; what `step` counts; and what is to be said of the groups.
 
     Raises:
         [`UserError`]: a column is missing or non-numeric, or there are no groups.
@@ -220,10 +221,11 @@ def groups_of(
         prompts = rows[prompt].astype(str)
         totals = rows[rewards].astype(float).sum(axis=1, min_count=1)
         if step is None:
-            steps, how_grouped = _parts_without_steps(prompts)
+            steps, unit, how_grouped = _parts_without_steps(prompts)
             notes.append(how_grouped)
         else:
             steps = rows[step].astype(float)
+            unit = "steps"
     except (TypeError, ValueError) as error:
         raise UserError(
             f"Rewards ({', '.join(rewards)}) or steps are non-numeric ({error}). Name the columns: --reward_column, "
@@ -246,10 +248,10 @@ def groups_of(
             "a step, or have no prompt or step."
         )
     kinds = _kinds(groups, highest=totals.max(), lowest=totals.min())
-    return groups[["step", "prompt_id"]].assign(kind=kinds), tuple(notes)
+    return groups[["step", "prompt_id"]].assign(kind=kinds), unit, tuple(notes)
 
 
-def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
+def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str, str]:
     """
     Divide completions without steps into parts, in each of which those of a prompt are a group.
 
@@ -261,7 +263,8 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
         prompts (`pd.Series` of n rows): the prompts as text. The first level of the index is the number of the file.
 
     Returns:
-        `tuple[pd.Series, str]`: the number of each row's part, and a sentence that says how the groups were found.
+        `tuple[pd.Series, str, str]`: the number of each row's part, what it counts, and a sentence that says how the
+        groups were found.
 
     Raises:
         [`UserError`]: prompts occur again after runs of different lengths, so that groups cannot be found.
@@ -274,20 +277,22 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
     shortest_run = run_sizes.min()
     longest_run = run_sizes.max()
     if shortest_run == longest_run > 1:
-        return runs, (
+        how_grouped = (
             f"Without a column of steps, {shortest_run} completions of a prompt that follow each other are a group. "
             "If groups are larger, name the step: --step_column."
         )
+        return runs, "in order", how_grouped
     occurs_again = len(prompt_sizes) < len(run_sizes)
     if occurs_again and prompt_sizes.nunique() > 1:
         raise UserError(
             f"Groups cannot be found without a column of steps: a prompt has {shortest_run} to {longest_run} rows in "
             "succession, and occurs again later. Name the step: --step_column, or give a file for each step."
         )
-    return files, (
+    how_grouped = (
         f"Without a column of steps, all completions of a prompt in a file (up to {prompt_sizes.max()}) are a group. "
         "If a file has several steps, name the step: --step_column."
     )
+    return files, "files", how_grouped
 
 
 def _no_groups(prompts: pd.Series, column: str) -> UserError:
@@ -344,10 +349,10 @@ def _kinds(groups: pd.DataFrame, highest: float, lowest: float) -> np.ndarray:
 # Shares
 
 
-def _audit_groups(groups: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) -> Audit:
-    """The audit of a table with a group a row: `step`, `prompt_id` and `kind`."""
+def _audit_groups(groups: pd.DataFrame, source: str, notes: tuple[str, ...] = (), unit: str = "steps") -> Audit:
+    """The audit of a table with a group a row: `step`, which counts a `unit`, `prompt_id` and `kind`."""
     is_kind = {kind: groups["kind"] == kind for kind in KINDS}
-    return _summarize(groups.assign(**is_kind), source, notes)
+    return _summarize(groups.assign(**is_kind), source, notes, unit)
 
 
 def _audit_logs(path: Path) -> Audit:
@@ -385,7 +390,7 @@ def _hint_of_tables(folder: Path) -> str:
     return ""
 
 
-def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) -> Audit:
+def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = (), unit: str = "steps") -> Audit:
     """
     Compute the shares of a run.
 
@@ -394,6 +399,7 @@ def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) ->
             for all groups of a log. The `prompt_id` is -1 or NaN where it is not known.
         source (`str`): what was read.
         notes (`tuple[str, ...]`, *optional*): see [`Audit`].
+        unit (`str`, *optional*, defaults to `"steps"`): what `step` counts.
 
     Returns:
         [`Audit`]: shares of groups.
@@ -406,7 +412,7 @@ def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) ->
         parts.append(table)
     shares = pd.DataFrame([_shares_of(part) for part in parts])
     again, after_effective = _followed(table)
-    return Audit(source, shares, again, after_effective, notes)
+    return Audit(source, shares.rename(columns={"steps": unit}), again, after_effective, notes)
 
 
 def _shares_of(part: pd.DataFrame) -> dict[str, float | str]:
