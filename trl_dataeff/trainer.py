@@ -58,7 +58,7 @@ from trl_dataeff.tracking.card import complete_card, hub_id_of
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
 from trl_dataeff.tracking.observer import About, Observer, SeenBatch, hash_of_prompts
-from trl_dataeff.utils import UserError, with_parameters_of
+from trl_dataeff.utils import UserError, number_prompts, with_parameters_of
 
 
 compat.check(GRPOTrainer)
@@ -269,6 +269,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             len(dataset),
             embed=embed,
             dataset_hash=dataset_hash,
+            number_prompts=partial(number_prompts, dataset),
             resumed=is_resumed,
             reward_checks=observer.reward_checks,
             **validation.known_columns(config, dataset, self._dataeff_selector),

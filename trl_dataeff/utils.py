@@ -303,6 +303,26 @@ def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     return hash_each(_stored_prompts(dataset, column))
 
 
+def number_of(prompt: Any) -> int:
+    """A number of 62 bits that tells a prompt from others by its content, where no row is known."""
+    return int(hash_json(prompt), 16) >> 66
+
+
+def number_prompts(dataset: Dataset, column: str = "prompt") -> np.ndarray:
+    """
+    Number the prompts of a dataset by their content.
+
+    Args:
+        dataset (`Dataset`): N rows. Its stored values count, see [`hash_prompts`].
+        column (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
+
+    Returns:
+        `np.ndarray` of shape `(N,)`: int64, equal for equal prompts, see [`number_of`].
+    """
+    numbers = [number_of(prompt) for prompts in _stored_prompts(dataset, column) for prompt in prompts]
+    return np.array(numbers, dtype=np.int64)
+
+
 def _stored_prompts(dataset: Dataset, column: str) -> Iterator[list[Any]]:
     """The stored prompts of a dataset, or whole rows if it has no such column, `_ROWS` at a time."""
     has_column = column in dataset.column_names

@@ -139,6 +139,7 @@ class RolloutCollector:
         known_rates: np.ndarray | None = None,
         kinds: np.ndarray | None = None,
         dataset_hash: str = "",
+        number_prompts: Callable[[], np.ndarray] | None = None,
         resumed: bool = False,
         reward_checks: RewardChecks | None = None,
     ) -> None:
@@ -146,7 +147,7 @@ class RolloutCollector:
         Begin a run, which discards the state of an earlier one.
 
         Args:
-            num_prompts, embed, known_rates, kinds, dataset_hash, resumed: see [`SelectorContext`].
+            num_prompts, embed, known_rates, kinds, dataset_hash, number_prompts, resumed: see [`SelectorContext`].
             reward_checks ([`RewardChecks`], *optional*): find rewards that are most likely a mistake.
         """
         self._reset()
@@ -163,6 +164,7 @@ class RolloutCollector:
             known_rates=known_rates,
             kinds=kinds,
             dataset_hash=dataset_hash,
+            number_prompts=number_prompts,
             resumed=resumed,
         )
         self.selector.bind(context)

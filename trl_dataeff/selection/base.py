@@ -44,6 +44,8 @@ class SelectorContext:
         kinds (`np.ndarray` of shape `(N,)`, *optional*): int64, kind of each prompt by the dataset (`stratify_by`),
             from 0 to K - 1.
         dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
+        number_prompts (`Callable`, *optional*): numbers all prompts by their content, int64 `(N,)`, as a run of the
+            default does in its table of groups.
         resumed (`bool`, *optional*, defaults to `False`): whether [`Selector.load_state_dict`] follows.
     """
 
@@ -56,6 +58,7 @@ class SelectorContext:
     known_rates: np.ndarray | None = field(default=None, repr=False)
     kinds: np.ndarray | None = field(default=None, repr=False)
     dataset_hash: str = ""
+    number_prompts: Callable[[], np.ndarray] | None = field(default=None, repr=False)
     resumed: bool = False
 
     def success_rates(self, groups: Sequence[RolloutGroup]) -> np.ndarray:

@@ -8,12 +8,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from tests.factories.comparison import groups_since
 from tests.factories.tiny import run
 from tests.factories.training import mixed_reward
 from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.scale import RewardScale
+from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots.earlier import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
 from trl_dataeff.tracking.files import ABOUT, SCHEMA
@@ -43,15 +45,29 @@ def write(path, rows, dataset="abc", low=-1.0, high=3.0) -> str:
     return str(path)
 
 
+def context_of(dataset_hash: str, scale: RewardScale, numbers: list[int] | None = None) -> SelectorContext:
+    """Of a run on prompts with this hash, and with these numbers by their content."""
+    number_prompts = None if numbers is None else lambda: np.array(numbers)
+    return replace(make_context(), dataset_hash=dataset_hash, scale=scale, number_prompts=number_prompts)
+
+
 def test_by_hand(tmp_path):
     scale = RewardScale()
     write(tmp_path / "dataeff" / "groups.parquet", ROWS)
-    earlier = read_earlier_run(str(tmp_path), "abc", scale)
+    earlier = read_earlier_run(str(tmp_path), context_of("abc", scale))
     assert earlier.ids.tolist() == [2, 4, 7]  # by their last groups
     np.testing.assert_allclose(earlier.rates, [1.0, 0.75, 0.25], atol=1e-6)
     np.testing.assert_allclose(earlier.effective, [0, 0.5, 2 / 3], atol=1e-6)
     assert earlier.counts.tolist() == [1, 2, 3]
     assert (scale.low, scale.high) == (pytest.approx(-1), pytest.approx(3)), "as if this run had seen these rewards"
+
+
+def test_groups_of_a_default_run_are_those_of_the_rows_with_their_prompt(tmp_path):
+    write(tmp_path / "dataeff" / "groups.parquet", ROWS, dataset="")
+    numbers = [7, 5, 4, 7]  # prompt 2 is not in this dataset, and 7 twice
+    earlier = read_earlier_run(str(tmp_path), context_of("abc", RewardScale(), numbers))
+    found = dict(zip(earlier.ids.tolist(), zip(earlier.rates.tolist(), earlier.counts.tolist())))
+    assert found == {0: (0.25, 3), 2: (0.75, 2), 3: (0.25, 3)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +83,7 @@ def test_rates_are_read_by_the_last_range(tmp_path, rewards, known, given, rates
     rows = [(step, step, float(reward > 0), float(reward), "easy") for step, reward in enumerate(rewards)]
     scale = RewardScale.of(given) if given else RewardScale()
     path = write(tmp_path / "groups.parquet", rows, low=float(known[0]), high=float(known[1]))
-    assert read_earlier_run(path, "abc", scale).rates.tolist() == rates
+    assert read_earlier_run(path, context_of("abc", scale)).rates.tolist() == rates
     assert [scale.low, scale.high] == (given or list(known))
 
 
@@ -79,13 +95,14 @@ def test_rates_are_read_by_the_last_range(tmp_path, rewards, known, given, rates
         (lambda path: pq.write_table(pa.table({"step": [1]}), path), "no table of groups"),
         (lambda path: write(path, ROWS, "xyz"), "another dataset"),
         (lambda path: write(path, [NOT_SCORED]), "success rate"),
+        (lambda path: write(path, ROWS, ""), "none of its prompts is in this dataset"),
     ],
 )
 def test_what_cannot_be_used_is_said(tmp_path, make, named):
     path = tmp_path / "groups.parquet"
     make(path)
     with pytest.raises(UserError, match=named) as raised:
-        read_earlier_run(str(path), "abc", RewardScale())
+        read_earlier_run(str(path), context_of("abc", RewardScale()))
     assert str(path) in str(raised.value)
 
 
@@ -103,6 +120,26 @@ def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_o
         selector.observe(make_groups(seen, np.where(seen % 2, 0.0, 1.0)))
     after = selector.predict(ids)
     assert after[:48:2].mean() > 0.5 > after[1:48:2].mean()
+
+
+def test_a_run_of_the_default_gives_the_first_predictions_of_its_prompts(tmp_path):
+    texts = [f"{letter} {letter}" for letter in "abcdefgh"]
+    answered = set(texts[:4])
+
+    def reward(prompts, completions, **kwargs):
+        return [float(prompt in answered and i % 2) for i, prompt in enumerate(prompts)]
+
+    def train(name, order, **fields):
+        dataset = Dataset.from_dict({"prompt": [texts[i] for i in order]})
+        return run(tmp_path / name, rewards=reward, trainer={"train_dataset": dataset}, **fields)
+
+    train("default", range(8), max_steps=8)
+    given = {"history_from": str(tmp_path / "default")}
+    trainer = train("second", range(7, -1, -1), max_steps=1, selection="dots", selector_args=given)
+    first_batch = groups_since(tmp_path / "second", 0)
+    assert first_batch["prompt_id"].min() >= 4, "the last rows have the prompts that are answered"
+    predicted = trainer.selector.predict(np.arange(8))
+    assert predicted[4:].min() > predicted[:4].max()
 
 
 def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(tmp_path):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.rollouts.scale import RewardScale
+from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.tracking.files import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError
 
@@ -30,34 +30,45 @@ class EarlierRun(NamedTuple):
     counts: np.ndarray
 
 
-def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> EarlierRun:
+def read_earlier_run(given: str, context: SelectorContext) -> EarlierRun:
     """
-    Read the groups of an earlier run.
+    Read the groups of an earlier run. One that selected or replayed knows prompts by their row, and has to be of the
+    same prompts in the same order. One of the default knows them by their content, and what it shows of prompts that
+    this dataset has is used.
 
     Args:
         given (`str`): `output_dir` of the run, or its table of groups.
-        dataset_hash (`str`): content hash of the prompts of this run.
-        scale ([`RewardScale`]): of this run; widened by the range of the earlier run's rewards, unless it is fixed.
+        context ([`SelectorContext`]): of this run. Its range of rewards is widened by that of the earlier run, unless
+            it is fixed.
 
     Returns:
         [`EarlierRun`]: success rates by the widened range.
 
     Raises:
-        UserError: the table is missing, corrupt, empty, or of prompts with another hash.
+        UserError: the table is missing, corrupt, empty, or of other prompts.
     """
     path = _groups_file(given)
     table = read_groups(path)
     about = about_groups(path)
-    if about.get("dataset") != dataset_hash:
+    knows_rows = bool(about.get("dataset"))
+    if knows_rows and about["dataset"] != context.dataset_hash:
         raise UserError(
-            f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on "
-            "the same prompts in the same order, or leave it out."
+            f"`history_from` is {given!r}, which is of another dataset. A run with selection or replay knows prompts "
+            "by their row: give a run on the same prompts in the same order, or leave it out."
         )
     groups = table.select(["prompt_id", "success_rate", "reward", "kind"]).to_pandas().dropna()
     groups = groups[groups["prompt_id"] >= 0]  # prompts of a stream have -1
     if groups.empty:
         raise UserError(f"`history_from` is {given!r}, and no group in it has a success rate. Leave it out.")
+    if not knows_rows:
+        groups = _by_row(groups, context)
+        if groups.empty:
+            raise UserError(
+                f"`history_from` is {given!r}, and none of its prompts is in this dataset. A run of the default knows "
+                "prompts by their content (system prompt included): give a run on these prompts, or leave it out."
+            )
 
+    scale = context.scale
     reward_range = about["reward_range"] or {}
     scale.observe(np.array(list(reward_range.values())))
     if scale.high > scale.low:
@@ -75,6 +86,16 @@ def _groups_file(given: str) -> Path:
     if not path.is_file():
         raise UserError(f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` of a run.")
     return path
+
+
+def _by_row(groups: pd.DataFrame, context: SelectorContext) -> pd.DataFrame:
+    """Groups with the row of their prompt, for each row that has it, in the place of the number of its content."""
+    if context.number_prompts is None:
+        return groups[:0]
+    numbers = context.number_prompts()
+    rows = pd.DataFrame({"number": numbers, "row": np.arange(len(numbers))})
+    found = groups.merge(rows, left_on="prompt_id", right_on="number")
+    return found.assign(prompt_id=found["row"])
 
 
 def _by_prompt(groups: pd.DataFrame) -> EarlierRun:

@@ -58,7 +58,7 @@ class DotsSelector(PredictingSelector):
         predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): `"logistic"`,
             `"attention"`, the path of a saved or published predictor, or an instance.
         predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
-        history_from (`str`, *optional*): `output_dir` of an earlier run on the same dataset, or its
+        history_from (`str`, *optional*): `output_dir` of an earlier run on these prompts, or its
             `dataeff/groups.parquet`, whose success rates are the first predictions; groups of this run outweigh them.
 
     Attributes:
@@ -128,7 +128,7 @@ class DotsSelector(PredictingSelector):
     def _start_from_earlier_run(self, history_from: str) -> None:
         """Take the groups of an earlier run as a prior that this run's own groups outweigh."""
         context = self.context
-        earlier = read_earlier_run(history_from, context.dataset_hash, context.scale)
+        earlier = read_earlier_run(history_from, context)
         self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
         self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
         self._scale_of_rates = replace(context.scale)
