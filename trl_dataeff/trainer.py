@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SchedulerType, TrainOutput
+from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.compat as compat
@@ -25,11 +26,17 @@ from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.continuation import announce_continuation
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import ResumedRun, complete_checkpoint, failure_notes, remove_older, resolve_run
-from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_fitting_run, load_run, save_run
+from trl_dataeff.checkpoint.state import (
+    check_agreement,
+    check_fits,
+    load_fitting_run,
+    load_run,
+    save_run,
+    unwritable_names,
+)
 from trl_dataeff.collector import (
     GenerationBatch,
     RolloutCollector,
-    announce,
     check_rewards,
     check_same_settings,
     hash_same_prompts,
@@ -37,9 +44,10 @@ from trl_dataeff.collector import (
     make_collector,
     plan_runs,
     run_settings,
+    say_what_is_on,
 )
 from trl_dataeff.compact import CompactGRPOTrainer
-from trl_dataeff.compact.exact import can_exchange_rows
+from trl_dataeff.compact.exact import exact_parts, least_advantage
 from trl_dataeff.compact.sampler import SamplerRatio
 from trl_dataeff.config import default_config, own_fields, with_own_fields
 from trl_dataeff.difficulty.embedding import embed_for
@@ -61,6 +69,7 @@ from trl_dataeff.tracking.observer import About, Observer, SeenBatch, hash_of_pr
 from trl_dataeff.utils import UserError, number_prompts, with_parameters_of
 
 
+logger = logging.get_logger(__name__)
 compat.check(GRPOTrainer)
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
 
@@ -151,7 +160,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             self._dataeff_correction = LossCorrection.of(
                 self, config, processes, replays=plan.replays, max_rounds=plan.max_rounds
             )
-            announce(self, config, plan, processes)
+            say_what_is_on(self, config, plan, processes)
         self._dataeff_rows = ChosenRows(cast(int, self.num_generations))
         needs_scores = plan is not None and (plan.selects or plan.max_rounds > 1 or plan.replays)
         self._dataeff_observer = Observer(
@@ -248,7 +257,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         checkpoint = run.resumed.checkpoint
         if checkpoint is not None:
             check_fits(
-                Path(checkpoint), collector.settings, len(dataset), dataset_hash, self._dataeff_processes.is_main
+                Path(checkpoint), self._dataeff_settings(), len(dataset), dataset_hash, self._dataeff_processes.is_main
             )
         rows_dataset = dataset
         if config.remove_unused_columns:
@@ -364,7 +373,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             scale_rewards=self.scale_rewards,
             aggregation=self.multi_objective_aggregation,
             masks_truncated=self.mask_truncated_completions,
-            can_exchange_rows=can_exchange_rows(self),
+            can_exchange_rows=exact_parts(self).exchange,
         )
         cast(LossCorrection, self._dataeff_correction).sampler_ratio = SamplerRatio.of(self)
 
@@ -411,7 +420,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         tensors["advantages"] = collector.normalized_over_generated(tensors["advantages"], batch)
         # `any_stale` is about the groups of all processes, because collectives depend on it
         corrected_metrics = cast(LossCorrection, self._dataeff_correction).prepare(
-            tensors, own, any_stale=bool(batch.trained_stale)
+            tensors, own, any_stale=bool(batch.trained_stale), least_advantage=least_advantage(self)
         )
         replace_last(metrics, {name: [value] for name, value in corrected_metrics.items()})
         self._dataeff_log_batch(collector, batch)
@@ -526,14 +535,14 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         step = self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         is_resumable = not config.save_only_model
+        rank = self._dataeff_processes.rank
         state = self._dataeff_state() if is_resumable else {}
         writing = complete_checkpoint(
             self._dataeff_run.resumed, checkpoint, step, is_resumable, config.should_save, self._dataeff_processes
         )
         with writing, trl_state.temporarily(config, save_total_limit=None, push_to_hub=False):
             if is_resumable:
-                unused_batch = trl_state.unused_batch(self)
-                save_run(checkpoint, state, unused_batch, self._dataeff_processes.rank, config.should_save)
+                save_run(checkpoint, state, self._dataeff_unused_batch(), rank, config.should_save)
             super()._save_checkpoint(model, trial)
             # Before the checkpoint is complete: a run that resumes from it has these rows
             cast(Observer, self._dataeff_observer).flush_logs()
@@ -541,6 +550,24 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             self._push_from_checkpoint(str(checkpoint))
         if config.should_save:
             remove_older(checkpoint, config.save_total_limit, [self.state.best_model_checkpoint])
+
+    def _dataeff_unused_batch(self) -> list[dict[str, Any]] | None:
+        """
+        What this process has yet to train on of a half-used generation batch; `None` if there is none, or, with a
+        warning, if some process cannot write it. A collective.
+        """
+        unused_batch = trl_state.unused_batch(self)
+        unwritable = None if unused_batch is None else unwritable_names(unused_batch)
+        found = [names for names in all_gather(unwritable) if names]
+        if not found:
+            return unused_batch
+        if self._dataeff_processes.is_main:
+            logger.warning(
+                f"The half-used generation batch is not in the checkpoint, because of what {type(self).__name__} has "
+                f"put into it ({', '.join(found[0])}): only tensors and JSON values can be written. A run that "
+                "resumes from it begins another batch."
+            )
+        return None
 
     def _dataeff_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the run, beside what the Trainer's has. A collective."""

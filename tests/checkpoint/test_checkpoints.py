@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from tests.factories.comparison import checkpoint_names, groups_since, history, messages
 from tests.factories.configurations import make_trainer, train
-from tests.factories.tiny import plain_dataset
+from tests.factories.tiny import plain_dataset, run
 from tests.factories.training import before_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
@@ -159,6 +159,49 @@ def test_another_learning_rate_is_said(tmp_path, caplog_transformers, configurat
     assert "0.001" in said
     assert [log["learning_rate"] for log in again.state.log_history[2:4]] == pytest.approx([5e-4, 2.5e-4])
     assert not messages(caplog_transformers, "jumps")
+
+
+def test_the_rate_that_counts_is_the_one_when_training_began(tmp_path, caplog_transformers):
+    options = {"name": "dynamic", "max_steps": 4, "save_steps": 1}
+    trainer = make_trainer(tmp_path, **options, learning_rate=1e-3)
+    trainer.args.learning_rate = 5e-2
+    trainer.train()
+    train(tmp_path, **options, learning_rate=5e-2, resume=str(tmp_path / "checkpoint-2"))
+    assert not messages(caplog_transformers, "`learning_rate`")
+
+
+class BatchWithSets(DataEfficientGRPOTrainer):
+    """Adds a set for each row, for a loss of its own."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        batch["words"] = [{row} for row in range(len(inputs))]
+        return batch
+
+
+@pytest.mark.parametrize("fields", [{}, {"selection": "dots", "replay": "fill"}], ids=["default", "dots"])
+def test_a_half_used_batch_that_cannot_be_written_costs_nothing_but_itself(tmp_path, caplog_transformers, fields):
+    options = {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, **fields}
+    run(tmp_path, BatchWithSets, **options)
+    (said,) = {*messages(caplog_transformers, "half-used")}
+    assert "words" in said
+    caplog_transformers.clear()
+    again = run(tmp_path, BatchWithSets, **options, resume=str(tmp_path / "checkpoint-1"))
+    assert again.state.global_step == 4
+
+
+@pytest.mark.parametrize("betas", [(0.0, 0.1), (0.1, 0.0)])
+def test_a_half_used_batch_without_reference_log_probs_is_not_resumed_with_a_kl_term(
+    tmp_path, caplog_transformers, betas
+):
+    """With TRL, a batch begins there."""
+    options = {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    run(tmp_path, **options, beta=betas[0])
+    run(tmp_path, **options, beta=betas[0], resume=str(tmp_path / "checkpoint-3"))
+    assert not messages(caplog_transformers, "resumes as with")
+    again = run(tmp_path, **options, beta=betas[1], resume=str(tmp_path / "checkpoint-1"))
+    assert messages(caplog_transformers, "resumes as with")
+    assert again.state.global_step == 4
 
 
 def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transformers, monkeypatch):

@@ -17,7 +17,7 @@ from tests.factories.comparison import messages
 from tests.factories.tiny import run, tiny_model
 from tests.factories.training import partly_learnable_reward
 from trl_dataeff.compact import CompactGRPOTrainer
-from trl_dataeff.compact.check import CHECKED, MOST_ROWS, Check, Outcome
+from trl_dataeff.compact.check import CHECKED, TRIED_ROWS, Check, Outcome
 from trl_dataeff.compact.exact import Parts
 from trl_dataeff.compact.micro_batches import Rows
 from trl_dataeff.compact.trial import GradientTrial, RandomState, as_before
@@ -151,12 +151,12 @@ def test_where_no_row_has_an_advantage_the_gradient_is_tried_and_what_is_not_che
     for _ in range(2):
         assert check.allowed(without_advantages(), PARTS, trial) == PARTS.without(set(CHECKED) - {"zero_rows"})
     ((whole, without, _),) = trial.pairs
-    assert sum(len(each.inputs["row"]) for each in whole) == MOST_ROWS
+    assert sum(len(each.inputs["row"]) for each in whole) == TRIED_ROWS
     assert without == []
     assert not check.is_begun
     check.allowed(rows_with_all(), PARTS, trial)
     _, (_, without, _), *_ = trial.pairs
-    assert 0 < sum(len(each.inputs["row"]) for each in without) < MOST_ROWS, "rows are not tried among others"
+    assert 0 < sum(len(each.inputs["row"]) for each in without) < TRIED_ROWS, "rows are not tried among others"
     pairs = len(trial.pairs)
     for later, more in ((check, 0), (resumed(check), 1)):
         assert later.allowed(without_advantages(), PARTS, trial).zero_rows
@@ -164,6 +164,22 @@ def test_where_no_row_has_an_advantage_the_gradient_is_tried_and_what_is_not_che
     check.begin_again()  # with another model
     check.allowed(without_advantages(), PARTS, trial)
     assert len(trial.pairs) == pairs + 2
+
+
+def test_a_model_that_changes_in_every_step_is_not_tried_in_every_step(caplog_transformers):
+    trial = Trial()
+    check = Check(accelerator())
+    rows = rows_with_all()
+    tried = []
+    for _ in range(50):
+        check.allowed(rows, PARTS, trial)
+        tried.append(len(trial.pairs))
+        check.begin_again()
+    assert tried[4] > tried[1], "after a change it is tried"
+    assert tried[-1] == tried[20]
+    assert check.allowed(rows, PARTS, trial) == Parts.none()
+    (line,) = messages(caplog_transformers, "switched off")
+    assert "the faster update" in line
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
@@ -270,7 +286,7 @@ def test_processes_compute_equally_many_rows():
     trial = Trial()
     Check(accelerator(2, gather)).allowed(Rows(split(joined, 4), "dapo"), PARTS, trial)
     first, second, _ = trial.pairs[0]
-    assert sum(len(each.inputs["row"]) for each in first) == MOST_ROWS
+    assert sum(len(each.inputs["row"]) for each in first) == TRIED_ROWS
     assert sum(len(each.inputs["row"]) for each in second) == 3
     assert 0 in torch.cat([each.inputs["row"] for each in second])
 
@@ -290,10 +306,10 @@ def test_chosen_rows_show_what_is_left_out(seed, share, size, n):
     Check(accelerator()).allowed(rows, PARTS, trial)
     first, second, _ = trial.pairs[0]
     chosen = torch.cat([each.inputs["row"] for each in first]).tolist()
-    assert len(set(chosen)) == len(chosen) == min(MOST_ROWS, size * n)
+    assert len(set(chosen)) == len(chosen) == min(TRIED_ROWS, size * n)
     computed = torch.cat([each.inputs["row"] for each in second]).tolist()
     assert computed == [row for row in chosen if rows.have_gradient[row]]
-    if size * n >= MOST_ROWS and not rows.have_gradient.all():
+    if size * n >= TRIED_ROWS and not rows.have_gradient.all():
         assert len(computed) < len(chosen), "no row without a gradient"
     assert all(len(each.inputs["row"]) <= size for each in first), "more rows than TRL's micro-batches have"
     assert rows.have_gradient[chosen[0]]

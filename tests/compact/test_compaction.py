@@ -24,7 +24,6 @@ from trl_dataeff.compact.exact import (
     OVER_ROWS,
     OVER_TOKENS,
     Parts,
-    can_skip_rows,
     exact_parts,
     has_gradient,
     token_mask,
@@ -307,12 +306,17 @@ def test_nothing_is_skipped_where_a_row_without_an_advantage_counts(tmp_path, fi
     assert set(ours.in_loss) == {4}
 
 
-def test_reasons_not_to_skip():
+def test_reasons_not_to_skip(tmp_path):
     """An unknown loss type may count rows as it likes, and the loss of a router counts all of them."""
-    exact = {"beta": 0.0, "_entropy_bonus_enabled": False, "aux_loss_enabled": False, "top_entropy_quantile": 1.0}
-    assert {can_skip_rows(SimpleNamespace(**exact, loss_type=name)) for name in LOSSES} == {True}
+    trainer = run(tmp_path, train=False)
+    for loss_type in LOSSES:
+        trainer.loss_type = loss_type
+        assert exact_parts(trainer).zero_rows, loss_type
     for name, value in {"loss_type": "ours", "aux_loss_enabled": True}.items():
-        assert not can_skip_rows(SimpleNamespace(**{"loss_type": "dapo", **exact, name: value}))
+        trainer.loss_type = "dapo"
+        setattr(trainer, name, value)
+        assert not exact_parts(trainer).zero_rows, name
+        assert not exact_parts(trainer).exchange, name
 
 
 PARTS = Parts(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.factories.groups import make_group
-from trl_dataeff.compact.sampler import sampling_metrics
+from trl_dataeff.compact.sampler import SampledTokens, sampling_metrics
 from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,
@@ -185,3 +185,18 @@ def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
     assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token
     assert all(value != value for value in sampled(replayed=torch.ones(3, dtype=torch.bool)).values())
     assert sampling_metrics({}, lambda own: own) == {}, "TRL has logged none"
+
+
+def test_metrics_of_the_sampler_over_micro_batches_are_those_of_the_whole_batch():
+    rng = torch.Generator().manual_seed(0)
+    batch = {
+        "completion_mask": (torch.rand(9, 5, generator=rng) < 0.7).long(),
+        "old_per_token_logps": -torch.rand(9, 5, generator=rng),
+        "sampling_per_token_logps": -torch.rand(9, 5, generator=rng),
+        "importance_sampling_ratio": torch.rand(9, 5, generator=rng),
+    }
+    tokens = SampledTokens()
+    for rows in (slice(0, 2), slice(2, 3), slice(3, 9)):
+        width = 5 - int(batch["completion_mask"][rows].flip(1).cumsum(1).eq(0).all(0).sum())  # without padding behind
+        tokens.add({name: values[rows, :width] for name, values in batch.items()})
+    assert tokens.metrics(lambda own: own) == pytest.approx(sampling_metrics(batch, lambda own: own))

@@ -46,6 +46,11 @@ class ChangesReward(TrainerCallback):
             self.act(self.trainer)
 
 
+def patterned(prompts, rows, **kwargs):
+    """The rewards of a group of four: one of two `rows`, by the prompt."""
+    return [float(rows[number(prompt) % 2][i % 4]) for i, prompt in enumerate(prompts)]
+
+
 def no_reward(completions, **kwargs):
     return [0.0] * len(completions)
 
@@ -308,6 +313,13 @@ SETTINGS = {
     "two rewards that cancel out": {
         "rewards": [mixed_reward, lambda **kwargs: [1 - reward for reward in mixed_reward(**kwargs)]],
         **{"multi_objective_aggregation": "normalize_then_sum", "learning_rate": 0.0},
+    },
+    "two rewards that cancel out but for rounding": {
+        "rewards": [
+            functools.partial(patterned, rows=((1, 0, 1, 0), (1, 0, 0, 0))),
+            functools.partial(patterned, rows=((0, 1, 1, 0), (1, 1, 1, 1))),
+        ],
+        "multi_objective_aggregation": "normalize_then_sum",
     },
 }
 

@@ -84,7 +84,8 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
 def _sync(files: list[Path], folders: list[Path]) -> None:
     """Have the system write files, and the names in folders, to the disk."""
     for path in files:
-        with open(path, "r+b") as file:  # Windows syncs only what can be written
+        # Windows syncs only what can be written; elsewhere a file may be read-only
+        with open(path, "r+b" if os.name == "nt" else "rb") as file:
             os.fsync(file.fileno())
     for folder in folders:
         sync_folder(folder)

@@ -60,6 +60,18 @@ def save_run(
         save_state(checkpoint, "state", {**state, "half_used": micro_batches is not None})
 
 
+def unwritable_names(micro_batches: list[dict[str, Any]]) -> list[str]:
+    """Names of what [`save_run`] cannot write of micro-batches: it is neither a tensor nor a JSON value."""
+    found = []
+    for name, value in micro_batches[0].items():
+        values, _ = _separate({name: value}, "")
+        try:
+            json.dumps(values)
+        except (TypeError, ValueError):
+            found.append(name)
+    return found
+
+
 def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
     """
     Read what [`save_run`] has written.
@@ -291,8 +303,8 @@ def check_settings(
     Raises:
         [`CheckpointError`]: a setting differs.
     """
-    for name in names:
-        if saved[name] != settings[name]:
+    for name in names:  # an earlier version has not written all of them
+        if name in saved and saved[name] != settings[name]:
             raise CheckpointError(
                 f"{checkpoint} holds {content} of a run with {name} = {saved[name]!r}, not {settings[name]!r}. Resume "
                 f"with the former value, {_NEW_RUN}"

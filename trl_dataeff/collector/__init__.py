@@ -10,7 +10,6 @@ One generation batch, from the proposal of prompts to the groups that are traine
 from trl_dataeff.collector.batch import GenerationBatch
 from trl_dataeff.collector.build import (
     Plan,
-    announce,
     check_rewards,
     check_same_settings,
     hash_same_prompts,
@@ -18,6 +17,7 @@ from trl_dataeff.collector.build import (
     make_collector,
     plan_runs,
     run_settings,
+    say_what_is_on,
 )
 from trl_dataeff.collector.collector import RolloutCollector
 
@@ -26,7 +26,6 @@ __all__ = [
     "GenerationBatch",
     "Plan",
     "RolloutCollector",
-    "announce",
     "check_rewards",
     "check_same_settings",
     "hash_same_prompts",
@@ -34,4 +33,5 @@ __all__ = [
     "make_collector",
     "plan_runs",
     "run_settings",
+    "say_what_is_on",
 ]

@@ -179,7 +179,6 @@ def make_collector(
         batch_groups=config.generation_batch_size // config.num_generations,
         reward_names=trainer.reward_func_names,
         selector=CheckedSelector(plan.selector, processes),
-        settings=run_settings(config, plan.selector, trainer.reward_func_names, processes.world_size),
         round_sizes=RoundSizes(plan.max_rounds, config.rollout_margin),
         buffer=buffer,
         reserved=plan.reserved,
@@ -189,7 +188,7 @@ def make_collector(
     )
 
 
-def announce(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, plan: Plan, processes: Processes) -> None:
+def say_what_is_on(trainer: GRPOTrainer, config: DataEfficientGRPOConfig, plan: Plan, processes: Processes) -> None:
     """Say on the main process what is on in a trainer's runs, and what may go wrong there."""
     num_prompts = len(trainer.train_dataset) if isinstance(trainer.train_dataset, Dataset) else None
     validation.announce(
@@ -310,5 +309,7 @@ def run_settings(
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "steps_per_generation": config.steps_per_generation,
         "num_iterations": config.num_iterations,
+        "beta above 0": config.beta != 0.0,  # then a batch has reference log-probs
+        "vllm_importance_sampling_correction": config.vllm_importance_sampling_correction,
         "learning_rate": config.learning_rate,
     }

@@ -68,7 +68,6 @@ class RolloutCollector:
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`Sequence[str]`): the reward functions.
         selector ([`CheckedSelector`]): proposes prompts.
-        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
         round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep
@@ -89,7 +88,6 @@ class RolloutCollector:
         batch_groups: int,
         reward_names: Sequence[str],
         selector: CheckedSelector,
-        settings: dict[str, Any] | None = None,
         round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
@@ -102,7 +100,6 @@ class RolloutCollector:
         self.batch_groups = batch_groups
         self.reward_names = reward_names
         self.selector = selector
-        self.settings = settings or {}
         self.round_sizes = round_sizes
         self.buffer = buffer
         self.reserved = reserved
@@ -554,7 +551,6 @@ class RolloutCollector:
     def about(self) -> dict[str, Any]:
         """What a checkpoint says of its run, to be compared with the run that resumes from it. JSON values."""
         return {
-            "settings": self.settings,
             "dataset": {"size": self.num_prompts, "hash": self.dataset_hash},
             "holds_rollouts": self.holds_rollouts,
         }

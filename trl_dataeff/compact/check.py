@@ -22,7 +22,8 @@ from trl_dataeff.compact.padding import rounded_up
 
 
 logger = logging.get_logger(__name__)
-MOST_ROWS = 4  # that are computed both ways
+TRIED_ROWS = 4  # that are computed both ways
+MOST_CHANGES = 8  # of a model, after which nothing is left out
 #: Columns of padding behind the row that is moved to other positions
 PADDING_COLUMNS = 4
 _WORDS = {
@@ -117,6 +118,7 @@ class Check:
         self.kept = Parts.all()
         self.draws = False
         self.seconds = 0.0
+        self._changes = 0  # of the model
         self._unchecked = set(CHECKED)
         self._reach = 0  # positions up to which the model was tried
         # Whether rows have no gradient where none has an advantage; `None`: not tried
@@ -133,7 +135,13 @@ class Check:
         return (self.kept & parts).without([*self._unchecked, *by_position])
 
     def begin_again(self) -> None:
-        """Forget all, because the model has changed. What was switched off stays so."""
+        """
+        Forget all, because the model has changed. What was switched off stays so. A model that changes in every step
+        would be checked in every step: after some changes, all is switched off.
+        """
+        self._changes += 1
+        if self._changes == MOST_CHANGES:
+            self._switch_off(CHECKED, f"the model's modules, or numbers in them, have changed {MOST_CHANGES} times")
         self._unchecked = {name for name in CHECKED if getattr(self.kept, name)}
         self._reach = 0
         self._found_no_gradient = None
@@ -419,7 +427,7 @@ class _Chosen:
         first = max(rows, key=lambda row: (has_gradient[row], size(row)))
         number = lengths.prompt_number[first]
         order = sorted(rows, key=lambda row: (has_gradient[row], lengths.prompt_number[row] == number, size(row)))
-        most = min(MOST_ROWS, self.all_rows.per_batch, max(len(rows) // 8, 2))  # a small part of an update
+        most = min(TRIED_ROWS, self.all_rows.per_batch, max(len(rows) // 8, 2))  # a small part of an update
         chosen = order[::-1][:most]
         packed = replace(Parts.none(), shared_prompts=True, prompt_scores=True)
         factor = self.all_rows.share(chosen, chosen)
@@ -432,7 +440,7 @@ def _few_rows(rows: Rows) -> list[int]:
     same prompt if any have.
     """
     lengths = rows.lengths
-    number = min(MOST_ROWS, len(lengths.prompt))
+    number = min(TRIED_ROWS, len(lengths.prompt))
     prompt_number = np.array(lengths.prompt_number)
     # By prompt, short prompts and short completions first, those without a gradient last
     keys = (np.array(lengths.completion), prompt_number, np.array(lengths.prompt), ~rows.have_gradient.numpy())

@@ -16,7 +16,7 @@ from trl_dataeff.compact.padding import RowLengths, rounded_up
 
 
 MOST_PROMPTS_IN_A_BLOCK = 8
-MOST_ROWS = 4  # of a micro-batch, as a multiple of those it would have if all had the same number
+LARGEST_MULTIPLE = 4  # of a micro-batch, as a multiple of those it would have if all had the same number
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _cheapest_sizes(order: Sequence[int], num_batches: int, costs: _Costs, limit
     there are none. Found by dynamic programming over the micro-batches.
     """
     num_rows = len(order)
-    most_rows = min(num_rows, MOST_ROWS * -(-num_rows // num_batches))
+    most_rows = min(num_rows, LARGEST_MULTIPLE * -(-num_rows // num_batches))
     costs_by_end = costs.of_neighbors(order, most_rows, limits)
     # Before a micro-batch of n rows that ends at a place; where there are fewer rows, its costs are infinite
     starts = np.arange(num_rows + 1)[:, None] - np.arange(1, most_rows + 1)

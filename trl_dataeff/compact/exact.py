@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -33,7 +34,13 @@ _METHODS_OF_LOSS = (
     "get_off_policy_mask",
     "get_gamma_weights",
 )
-_METHODS_OF_GENERATION = ("_generate", "_generate_single_turn")
+_METHODS_OF_GENERATION = (
+    "_generate",
+    "_generate_single_turn",
+    "_tokenize_prompts",
+    "_tool_call_loop",
+    "_get_tool_suffix_ids",
+)
 #: Methods that get TRL's batch between its pass over it and the end of the loss
 _METHODS_WITH_BATCH = (
     "_generate_and_score_completions",
@@ -135,25 +142,6 @@ def obstacles(trainer: GRPOTrainer) -> dict[str, str]:
 
 
 # The loss
-
-
-def can_skip_rows(trainer: GRPOTrainer) -> bool:
-    """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
-    has_kl_term = trainer.beta != 0.0
-    return _averages_as_known(trainer) and not has_kl_term
-
-
-def can_exchange_rows(trainer: GRPOTrainer) -> bool:
-    """Whether the gradient of an optimizer step does not depend on which rows share a micro-batch."""
-    return _averages_as_known(trainer) and trainer.loss_type not in OVER_TOKENS
-
-
-def _averages_as_known(trainer: GRPOTrainer) -> bool:
-    """Whether a trainer's loss is a mean of losses of rows or tokens, without terms of another kind."""
-    known_loss = trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
-    router_counts_rows = trainer.aux_loss_enabled  # of a mixture of experts
-    selects_tokens = trainer.top_entropy_quantile != 1.0
-    return known_loss and not (trainer._entropy_bonus_enabled or router_counts_rows or selects_tokens)
 
 
 def handles_losses(trainer: GRPOTrainer) -> bool:
@@ -277,9 +265,7 @@ def is_batch_private(trainer: GRPOTrainer) -> bool:
     """
     if trainer.rollout_func is not None:
         return False
-    # Of the class, since the methods are watched while TRL's pass runs
-    own_generation = any(_is_own(getattr(type(trainer), name)) for name in _METHODS_OF_GENERATION)
-    return not (own_generation or any(has_own_method(trainer, name) for name in _METHODS_WITH_BATCH))
+    return not any(has_own_method(trainer, name) for name in (*_METHODS_OF_GENERATION, *_METHODS_WITH_BATCH))
 
 
 def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
@@ -291,6 +277,8 @@ def has_own_method(trainer: GRPOTrainer, name: str) -> bool:
 
 def _is_own(method: Any) -> bool:
     """Whether a function was defined in a script; one that wraps another takes over its module."""
+    if isinstance(method, partial):  # as our own ones that watch another, and get it as an argument
+        return any(_is_own(each) for each in (method.func, *method.args) if callable(each))
     function = getattr(method, "__func__", method)
     globals_of_function = getattr(function, "__globals__", None)
     module = getattr(function, "__module__", "") if globals_of_function is None else globals_of_function["__name__"]

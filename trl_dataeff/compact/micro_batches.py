@@ -140,7 +140,7 @@ def compact(rows: Rows, parts: Parts, accelerator: Accelerator, multiple: int | 
         accelerator ([`~accelerate.Accelerator`]): of the trainer.
         multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
     """
-    deals = deal(rows, parts, accelerator, multiple)
+    deals = deals_of(rows, parts, accelerator, multiple)
     trained_tokens = token_mask(rows.joined).sum(1).cpu()
     leaves_out = (~rows.have_gradient).view(-1, rows.per_batch).any(1) & parts.zero_rows
     counts = {
@@ -167,7 +167,7 @@ def compact(rows: Rows, parts: Parts, accelerator: Accelerator, multiple: int | 
     return Compacted(micro_batches, total["tokens"][0], total["tokens_of_trl"][0])
 
 
-def deal(rows: Rows, parts: Parts, accelerator: Accelerator, multiple: int | None = None) -> list[Deal]:
+def deals_of(rows: Rows, parts: Parts, accelerator: Accelerator, multiple: int | None = None) -> list[Deal]:
     """The rows and the width of each micro-batch. A collective. For the arguments, see [`compact`]."""
     length = len(rows.batches) if parts.exchange else 1  # micro-batches that exchange rows
     needed = rows.have_gradient if parts.zero_rows else torch.ones_like(rows.have_gradient)

@@ -103,8 +103,8 @@ def rows_of(
     batch: Mapping[str, Any],
     rows: torch.Tensor,
     *,
-    prompt_width: int | None = None,
-    completion_width: int | None = None,
+    prompt_width: int,
+    completion_width: int,
 ) -> dict[str, Any]:
     """
     Some rows of a batch, cut to fewer columns. What is not by row stays.
@@ -112,8 +112,8 @@ def rows_of(
     Args:
         batch (`Mapping`): TRL's batch, or one of its micro-batches.
         rows (`torch.Tensor` of shape `(n,)`): which rows, in their new order.
-        prompt_width (`int`, *optional*): columns of the prompts, the last ones. By default all.
-        completion_width (`int`, *optional*): columns of what is by completion token, the first ones. By default all.
+        prompt_width (`int`): columns of the prompts, the last ones.
+        completion_width (`int`): columns of what is by completion token, the first ones.
 
     Returns:
         `dict`: its tensors have memory of their own, so that none keeps the full width.
@@ -124,10 +124,10 @@ def rows_of(
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             result[key] = value
             continue
-        if key in _OF_PROMPTS and prompt_width is not None:
+        if key in _OF_PROMPTS:
             value = value[:, value.size(1) - prompt_width :]
         is_by_token = _is_of_completions(key) and value.dim() == 2 and value.size(1) == full_completion_width
-        if is_by_token and completion_width is not None:
+        if is_by_token:
             value = value[:, :completion_width]
         result[key] = value[rows]
     return result

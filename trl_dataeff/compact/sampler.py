@@ -87,42 +87,76 @@ class SamplerRatio:
         return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
+class SampledTokens:
+    """What TRL's `sampling/*` metrics are made of, of one or several micro-batches."""
+
+    def __init__(self) -> None:
+        self._differences: list[torch.Tensor] = []
+        self._ratios: list[torch.Tensor] = []
+
+    def add(self, batch: dict[str, Any], is_stale: torch.Tensor | None = None) -> None:
+        """
+        Add the rows of a micro-batch.
+
+        Args:
+            batch (`dict`): with `old_per_token_logps` and `importance_sampling_ratio`.
+            is_stale (`torch.Tensor` of shape `(B,)`, *optional*): rows that an earlier policy sampled, which are left
+                out.
+        """
+        old_logps = batch["old_per_token_logps"]
+        ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
+        fresh = ~old_logps.isnan().all(1, keepdim=True)  # (B, 1)
+        if is_stale is not None:
+            fresh = fresh & ~is_stale.unsqueeze(1)
+        fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
+        self._differences.append((old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens])
+        self._ratios.append(ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens])
+
+    def metrics(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """
+        The metrics. A collective.
+
+        Args:
+            gather (`Callable`): that of the trainer's accelerator.
+
+        Returns:
+            `dict[str, float]`: by name; NaN, which TRL leaves out, without any row.
+        """
+        difference = torch.cat(self._differences)
+        ratio = torch.cat(self._ratios)
+        statistics: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
+            "sampling/sampling_logp_difference/mean": (difference, torch.nanmean),
+            "sampling/sampling_logp_difference/max": (difference, nanmax),
+            "sampling/importance_sampling_ratio/min": (ratio, nanmin),
+            "sampling/importance_sampling_ratio/mean": (ratio, torch.nanmean),
+            "sampling/importance_sampling_ratio/max": (ratio, nanmax),
+        }
+        own = torch.stack([reduce(values) for values, reduce in statistics.values()])
+        by_process = gather(own).view(-1, len(own))  # (processes, statistics)
+        metrics = {}
+        for i, (name, (_, reduce)) in enumerate(statistics.items()):
+            metrics[name] = reduce(by_process[:, i]).item()
+        return metrics
+
+
 def sampling_metrics(
     batch: dict[str, Any],
     gather: Callable[[torch.Tensor], torch.Tensor],
     is_stale: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """
-    TRL's `sampling/*` metrics of vLLM's log-probs. A collective if TRL has logged them.
+    TRL's `sampling/*` metrics of a batch. A collective if TRL has logged them.
 
     Args:
-        batch (`dict`): TRL's batch, or a micro-batch of it.
+        batch (`dict`): TRL's batch.
         gather (`Callable`): that of the trainer's accelerator.
-        is_stale (`torch.Tensor` of shape `(B,)`, *optional*): rows that an earlier policy sampled, which are left out.
+        is_stale (`torch.Tensor` of shape `(B,)`, *optional*): see [`SampledTokens.add`].
 
     Returns:
-        `dict[str, float]`: by name; NaN, which TRL leaves out, without any such row. Empty if TRL has not logged them.
+        `dict[str, float]`: see [`SampledTokens.metrics`]. Empty if TRL has not logged them.
     """
     if "importance_sampling_ratio" not in batch:
         return {}
-    old_logps = batch["old_per_token_logps"]
-    ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
-    fresh = ~old_logps.isnan().all(1, keepdim=True)  # (B, 1)
-    if is_stale is not None:
-        fresh = fresh & ~is_stale.unsqueeze(1)
-    fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
-    difference = (old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens]
-    ratio = ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens]
-    statistics: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
-        "sampling/sampling_logp_difference/mean": (difference, torch.nanmean),
-        "sampling/sampling_logp_difference/max": (difference, nanmax),
-        "sampling/importance_sampling_ratio/min": (ratio, nanmin),
-        "sampling/importance_sampling_ratio/mean": (ratio, torch.nanmean),
-        "sampling/importance_sampling_ratio/max": (ratio, nanmax),
-    }
-    own = torch.stack([reduce(values) for values, reduce in statistics.values()])
-    by_process = gather(own).view(-1, len(own))  # (processes, statistics)
-    metrics = {}
-    for i, (name, (_, reduce)) in enumerate(statistics.items()):
-        metrics[name] = reduce(by_process[:, i]).item()
-    return metrics
+    tokens = SampledTokens()
+    tokens.add(batch, is_stale)
+    return tokens.metrics(gather)

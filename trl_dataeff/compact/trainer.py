@@ -40,7 +40,7 @@ from trl_dataeff.compact.micro_batches import MicroBatch
 from trl_dataeff.compact.padding import forward_by_length, prompt_numbers, rows_with_gradient
 from trl_dataeff.compact.prompts import Expected, SharedPrompts, completions_alone, with_positions
 from trl_dataeff.compact.sampler import METRICS as SAMPLER_METRICS
-from trl_dataeff.compact.sampler import SamplerRatio, sampling_metrics
+from trl_dataeff.compact.sampler import SampledTokens, SamplerRatio
 from trl_dataeff.compact.trial import GradientTrial
 from trl_dataeff.compact.update import CompactUpdate, Situation
 from trl_dataeff.utils import PREFIX, with_parameters_of
@@ -80,6 +80,7 @@ class CompactGRPOTrainer(GRPOTrainer):
     _dataeff_update: CompactUpdate | None = None
     _dataeff_in_loss: Mapping[str, Any] | None = None  # the micro-batch that TRL's loss has now
     _dataeff_trial: GradientTrial | None = None  # while rows are computed both ways
+    _dataeff_sampled: SampledTokens | None = None  # of the step, where the loss computes vLLM's ratio
     _dataeff_in_step = False  # whether the Trainer's own training step runs
 
     @with_parameters_of(GRPOTrainer.__init__)
@@ -107,8 +108,6 @@ class CompactGRPOTrainer(GRPOTrainer):
         if update is None:
             return super().training_step(*args, **kwargs)
         on_cuda = self.accelerator.device.type == "cuda"
-        if on_cuda and update.step.micro_batches == 0:
-            torch.cuda.reset_peak_memory_stats()
         making_before = update.step.making_seconds
         started = time.perf_counter()
         self._dataeff_in_step = True
@@ -126,6 +125,10 @@ class CompactGRPOTrainer(GRPOTrainer):
                 metrics["update/memory"] = torch.cuda.max_memory_allocated() / 2**30
             for name, value in metrics.items():
                 self._metrics["train"][PREFIX + name].append(value)
+            if self._dataeff_sampled is not None:
+                for name, value in self._dataeff_sampled.metrics(self.accelerator.gather).items():
+                    self._metrics["train"][name].append(value)
+                self._dataeff_sampled = None
         return loss
 
     # The loss
@@ -167,7 +170,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss = self._dataeff_loss(model, micro_batch) * micro_batch.factor
             if micro_batch.weights is not None:
                 weigh_last(self._metrics["train"], micro_batch.weights, self.importance_sampling_level)
-        update.say_what_is_left_out(partial(obstacles, self))
+        update.say_what_is_left_out(partial(obstacles, self), self._dataeff_leaves_out_old_logps)
         return loss
 
     def _dataeff_loss(self, model: torch.nn.Module, computed: dict[str, Any] | MicroBatch) -> torch.Tensor:
@@ -280,10 +283,10 @@ class CompactGRPOTrainer(GRPOTrainer):
         ratio_of = SamplerRatio.of(self)
         if ratio_of is not None and self._dataeff_ratio_is_due(values):
             values["importance_sampling_ratio"] = ratio_of.of_rows(values, logps.detach())
-            own_logps = {"old_per_token_logps": logps.detach()}
-            metrics = sampling_metrics({**values, **own_logps}, self.accelerator.gather, self._dataeff_stale(values))
-            for name, value in metrics.items():
-                self._metrics["train"][name].append(value)
+            if self._dataeff_trial is None:
+                self._dataeff_sampled = self._dataeff_sampled or SampledTokens()
+                own_logps = {"old_per_token_logps": logps.detach()}
+                self._dataeff_sampled.add({**values, **own_logps}, self._dataeff_stale(values))
         return values
 
     def _dataeff_stale(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -296,11 +299,9 @@ class CompactGRPOTrainer(GRPOTrainer):
         update = self._dataeff_update
         if update is None or not self.model.training or self._is_vlm:  # images are not by row
             return super()._generate_and_score_completions(inputs)
-        is_private = is_batch_private(self)
-        leaves_out = is_private and corrects_sampler(self) and is_aligned(self)
-        delays = is_private and not corrects_sampler(self) and exact_parts(self).zero_rows
-        if not self._dataeff_computes_by_length():
-            leaves_out = delays = False
+        leaves_out = self._dataeff_leaves_out_old_logps()
+        delays = is_batch_private(self) and not corrects_sampler(self) and exact_parts(self).zero_rows
+        delays = delays and self._dataeff_computes_by_length()
         if computes_old_logps(self) and (leaves_out or delays):
             update.delays_next_pass = True
         with self._dataeff_passes_by_length():
@@ -329,6 +330,11 @@ class CompactGRPOTrainer(GRPOTrainer):
         batch[WITHOUT_OLD_LOGPS] = old_logps.isnan().all(1)
         batch["old_per_token_logps"] = old_logps.nan_to_num(nan=0.0)
         return batch
+
+    def _dataeff_leaves_out_old_logps(self) -> bool:
+        """Whether TRL's pass for old log-probs is left out, since the loss computes the same ones."""
+        is_needless = corrects_sampler(self) and is_aligned(self)
+        return is_needless and is_batch_private(self) and self._dataeff_computes_by_length()
 
     def _dataeff_computes_by_length(self) -> bool:
         """

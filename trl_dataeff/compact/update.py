@@ -155,7 +155,7 @@ class CompactUpdate:
         self._segment = None
 
     def micro_batch(
-        self, inputs: Mapping[str, Any], situation: Callable[[], Situation], remaining: int, trial: Trial | None
+        self, inputs: Mapping[str, Any], situation: Callable[[], Situation], remaining: int, trial: Trial
     ) -> MicroBatch | None:
         """
         What is computed in the place of one of TRL's micro-batches; `None`: it is computed TRL's way. A collective if
@@ -165,7 +165,7 @@ class CompactUpdate:
             inputs (`Mapping`): what the loss gets.
             situation (`Callable`): what decides how it is computed.
             remaining (`int`): micro-batches of the optimizer step that are not computed yet, with this one.
-            trial ([`Trial`], *optional*): computes both ways. Without it nothing is checked.
+            trial ([`Trial`]): computes both ways.
         """
         self._met_loss = True
         self.step.micro_batches += 1
@@ -197,7 +197,7 @@ class CompactUpdate:
         place: int | None,
         situation: Situation,
         remaining: int,
-        trial: Trial | None,
+        trial: Trial,
     ) -> _Segment:
         """Decide how the next micro-batches are computed, up to the last that may exchange rows with this one."""
         model_seen = situation.model_seen
@@ -231,7 +231,7 @@ class CompactUpdate:
         return self._segment
 
     def _compact(
-        self, batches: list[dict[str, Any]], situation: Situation, trial: Trial | None
+        self, batches: list[dict[str, Any]], situation: Situation, trial: Trial
     ) -> tuple[Compacted | None, Parts, Parts]:
         """
         Micro-batches as they are computed, what that leaves out, and what may be left out where it matters. `None`:
@@ -253,12 +253,10 @@ class CompactUpdate:
         if situation.has_kl_term and not has_gradient:
             # Where the policy still is the reference, TRL's gradient is 0 to the bit
             return None, Parts.none(), intended
-        parts = self.check.kept & intended
-        if trial is not None:
-            could_exchange = parts.exchange
-            parts = self.check.allowed(rows, intended, trial, situation.multiple)
-            if could_exchange and not parts.exchange and len(batches) > 1:
-                return self._compact(batches[:1], situation, trial)
+        could_exchange = (self.check.kept & intended).exchange
+        parts = self.check.allowed(rows, intended, trial, situation.multiple)
+        if could_exchange and not parts.exchange and len(batches) > 1:
+            return self._compact(batches[:1], situation, trial)
         return compact(rows, parts, self.accelerator, situation.multiple), parts, intended
 
     def end_step(self) -> dict[str, float]:
@@ -275,12 +273,15 @@ class CompactUpdate:
             "update/tokens_saved": 1 - step.tokens / step.tokens_of_trl,
         }
 
-    def say_what_is_left_out(self, obstacles_now: Callable[[], Mapping[str, str]]) -> None:
+    def say_what_is_left_out(
+        self, obstacles_now: Callable[[], Mapping[str, str]], leaves_out_old_logps: Callable[[], bool]
+    ) -> None:
         """
         Say once, when the model was checked, what the update leaves out, and what not.
 
         Args:
             obstacles_now (`Callable`): why parts are not left out, by what is known of the trainer.
+            leaves_out_old_logps (`Callable`): whether TRL's pass for old log-probs is left out, too.
         """
         if self._has_said_what or self._segment is None:
             return
@@ -302,6 +303,8 @@ class CompactUpdate:
         if len(of_padding) == len(_BOTH_PADDINGS):
             left_out = [words for words in left_out if words not in _BOTH_PADDINGS]
             left_out.insert(1, "padding")
+        if leaves_out_old_logps():
+            left_out.append("TRL's pass for old log-probs")
         text = f"leaves out {', '.join(left_out)}" if left_out else "is TRL's"
         text += "".join(f"; not {', '.join(words)} ({reason})" for reason, words in others.items())
         took = f"{self.check.seconds:.1f}"

@@ -217,7 +217,7 @@ def _rollouts_of(generated: TrlGeneration, rows: slice, columns: dict[str, list[
     if any(prompt != prompts[0] for prompt in prompts):
         raise ValueError(
             "The completions of a group have different `prompt_ids`: let `rollout_func` return the same ones, or set "
-            "`selection='uniform'`, `replay='off'`, `max_rollout_rounds=1` and `compact_update=False`."
+            "`selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`."
         )
     tool_masks = None
     if generated.tool_mask is not None:

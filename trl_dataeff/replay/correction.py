@@ -143,7 +143,14 @@ class LossCorrection:
         self.exclusions = ExclusionRecorder()
         self._awaits_logps = False  # whether the loss has yet to pass its log-probs of the generation batch
 
-    def prepare(self, batch: dict[str, Any], groups: Sequence[GroupInBatch], *, any_stale: bool) -> dict[str, float]:
+    def prepare(
+        self,
+        batch: dict[str, Any],
+        groups: Sequence[GroupInBatch],
+        *,
+        any_stale: bool,
+        least_advantage: float,
+    ) -> dict[str, float]:
         """
         Put what the loss needs into TRL's batch, in place.
 
@@ -151,6 +158,7 @@ class LossCorrection:
             batch (`dict`): TRL's batch.
             groups (`Sequence[GroupInBatch]`): this process's groups.
             any_stale (`bool`): whether any process has groups of an earlier policy, since collectives follow.
+            least_advantage (`float`): advantages up to this size are 0, but for rounding, and may never meet the loss.
 
         Returns:
             `dict[str, float]`: metrics that replace TRL's over all rows.
@@ -169,7 +177,7 @@ class LossCorrection:
             batch["advantages"][is_unknown] = 0.0
             metrics = sampling_metrics(batch, self.processes.gather, is_stale=batch[STALE])
         if self.replays:
-            self.recorder.expect(groups, batch)
+            self.recorder.expect(groups, batch, least_advantage=least_advantage)
         self._awaits_logps = any_stale or "batch_row" in batch
         return metrics
 

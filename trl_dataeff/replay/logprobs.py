@@ -103,7 +103,7 @@ class LogprobRecorder:
     def __init__(self) -> None:
         self._expected: dict[int, _ExpectedRow] = {}  # by row of the generation batch
 
-    def expect(self, groups: Sequence[GroupInBatch], batch: dict[str, Any]) -> None:
+    def expect(self, groups: Sequence[GroupInBatch], batch: dict[str, Any], *, least_advantage: float = 0.0) -> None:
         """
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
@@ -112,6 +112,7 @@ class LogprobRecorder:
                 for this batch and have no log-probs of their sampler.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed. Rows whose
                 advantage is 0 may never meet the loss, and are not waited for.
+            least_advantage (`float`, *optional*, defaults to 0): advantages up to this size are 0, but for rounding.
 
         Raises:
             `RuntimeError`: the loss has not seen all rows of the last batch.
@@ -120,7 +121,7 @@ class LogprobRecorder:
             raise RuntimeError(
                 f"{len(self._expected)} rows of the last generation batch were not seen by the loss. {ADVICE}"
             )
-        row_has_gradient = has_gradient(batch).tolist()
+        row_has_gradient = has_gradient(batch, least_advantage).tolist()
         for group in groups:
             is_recorded = not group.is_stale and group.group.effective and group.rollouts.sampling_logps is None
             if is_recorded:

@@ -68,9 +68,7 @@ METRICS: dict[str, Metric] = {
     "update/seconds": Metric("seconds per step", "Forward and backward passes of the update, on the main process."),
     "update/tokens": Metric("tokens per step", "Tokens of the update, with padding, over all processes."),
     "update/tokens_saved": Metric("share", "Tokens of TRL's update that are left out."),
-    "update/memory": Metric(
-        "GiB", "Peak memory of a step on the main process's GPU, with generation and without the optimizer."
-    ),
+    "update/memory": Metric("GiB", "Most memory that torch has taken so far on the main process's GPU."),
     "time/selection_s": Metric("seconds per step", "Selecting prompts and groups."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
 }
