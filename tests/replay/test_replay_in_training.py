@@ -46,11 +46,6 @@ class ChangesReward(TrainerCallback):
             self.act(self.trainer)
 
 
-def patterned(prompts, rows, **kwargs):
-    """The rewards of a group of four: one of two `rows`, by the prompt."""
-    return [float(rows[number(prompt) % 2][i % 4]) for i, prompt in enumerate(prompts)]
-
-
 def no_reward(completions, **kwargs):
     return [0.0] * len(completions)
 
@@ -314,13 +309,6 @@ SETTINGS = {
         "rewards": [mixed_reward, lambda **kwargs: [1 - reward for reward in mixed_reward(**kwargs)]],
         **{"multi_objective_aggregation": "normalize_then_sum", "learning_rate": 0.0},
     },
-    "two rewards that cancel out but for rounding": {
-        "rewards": [
-            functools.partial(patterned, rows=((1, 0, 1, 0), (1, 0, 0, 0))),
-            functools.partial(patterned, rows=((0, 1, 1, 0), (1, 1, 1, 1))),
-        ],
-        "multi_objective_aggregation": "normalize_then_sum",
-    },
 }
 
 
@@ -335,6 +323,28 @@ def test_settings_train_on_rollouts_of_an_earlier_policy(setting, tmp_path):
     assert any("replayed" in tensors for tensors in trainer.tensors)
     if trainer.args.replay == "fill" and trainer.args.max_rollout_rounds == 1:  # with a KL term, too
         assert all(len(batch.dropped) == len(batch.replayed) for batch in trainer.batches)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2], ids=["old log-probs", "those of the loss"])
+def test_rows_whose_advantage_is_0_but_for_rounding_have_no_log_probs(accumulation, tmp_path):
+    rows = {0: ((1, 0, 1, 0), (0, 1, 1, 0)), 1: ((1, 0, 0, 0), (1, 1, 1, 1))}  # of groups, by reward function
+
+    def reward_of(function):
+        return lambda prompts, **kwargs: [float(rows[number(p) % 2][function][i % 4]) for i, p in enumerate(prompts)]
+
+    trainer = replaying(
+        tmp_path,
+        rewards=[reward_of(0), reward_of(1)],
+        multi_objective_aggregation="normalize_then_sum",
+        gradient_accumulation_steps=accumulation,
+        compact_update=True,
+    )
+    advantages = torch.cat([tensors["advantages"] for tensors in trainer.tensors])
+    assert ((advantages.abs() > 0) & (advantages.abs() < 1e-6)).any(), "the test shows nothing"
+    *before, _ = trainer.batches
+    logps = [values for batch in before for group in batch.generated for values in group.rollouts.behavior_logps]
+    assert any(np.isnan(values).all() for values in logps)
+    assert not any((values == 0).all() for values in logps)
 
 
 def test_tools_are_called_once_and_replayed_with_their_masks(tmp_path):
