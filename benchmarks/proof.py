@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from benchmarks.savings import (
     steps_table,
 )
 from benchmarks.smollm2 import RUNS
-from benchmarks.smollm2.__main__ import COMPARED, TRIAL
+from benchmarks.smollm2.__main__ import COMPARED, COMPARED_WORKED, HIGHER_RATE, RATE, TRIAL
 
 
 ROOT = Path(__file__).parents[1]
@@ -138,14 +138,23 @@ def short_suites() -> dict[str, Settings]:
     }
 
 
-def several(usual: bool = False) -> Settings:
-    """The runs of several passes; or of these the `usual` ones, with as many prompts a step as most."""
-    runs = pretrained_runs("several")
-    if usual:
-        chosen = [setting for setting in runs if setting.prompts == USUAL_PROMPTS]
-    else:
-        chosen = list(runs)
-    chosen.sort(key=lambda setting: (setting.prompts != USUAL_PROMPTS, COMPARED.index(setting.method)))
+def several(rate: float = RATE, usual: bool = False) -> Settings:
+    """The runs of several passes at a rate; or of these the `usual` ones, with as many prompts a step as most."""
+    chosen = {}
+    for setting, runs in in_order(pretrained_runs("several"), COMPARED).items():
+        if setting.rate == rate and (setting.prompts == USUAL_PROMPTS or not usual):
+            chosen[setting] = runs
+    return chosen
+
+
+def several_worked() -> Settings:
+    """The runs of several passes with worked solutions."""
+    return in_order(pretrained_runs("several_worked"), COMPARED_WORKED)
+
+
+def in_order(runs: Settings, methods: Sequence[str]) -> Settings:
+    """Runs in the order of their `methods`, those with an unusual number of prompts a step last."""
+    chosen = sorted(runs, key=lambda setting: (setting.prompts != USUAL_PROMPTS, methods.index(setting.method)))
     return {setting: runs[setting] for setting in chosen}
 
 
@@ -165,8 +174,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
     "several": lambda: learning_table(several()),
     "several, steps": lambda: costs_table(several()),
+    "several, higher rate": lambda: learning_table(several(HIGHER_RATE)),
     "several, trials": lambda: rates_table(pretrained_runs("several", trials=True)),
     "several, kinds": lambda: kinds_table(several(usual=True), COMPARED[1:], only_notable=True),
+    "worked, several": lambda: learning_table(several_worked()),
+    "worked, several, steps": lambda: costs_table(several_worked()),
+    "worked, several, kinds": lambda: kinds_table(several_worked(), COMPARED_WORKED[1:], only_notable=True),
     "short runs": lambda: short_runs_table(short_suites()),
     "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill"), only_notable=True),
 }
@@ -183,32 +196,35 @@ def fill(page: str) -> str:
     return MARKED.sub(replacement, page)
 
 
-def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
+def draw(path: Path, x: str, label: str, curves: list[Curve], dashed: list[Curve], of_dashed: str) -> None:
     """Draw success over the rollouts or the time of a run, as far as all seeds go.
 
     Args:
-        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds. There are no bands:
-            runs are compared in pairs of a seed, and seeds differ as much as methods.
         path (`Path`): Where the picture goes, an SVG without background.
         x (`str`): The column that is the horizontal axis.
         label (`str`): What that axis is called.
+        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds. There are no bands:
+            runs are compared in pairs of a seed, and seeds differ as much as methods.
+        dashed (`list[Curve]`): Other runs, whose lines are dashed.
+        of_dashed (`str`): What the legend says of these.
     """
     with axis_of(path) as axis:
-        _draw_methods(axis, curves, x, label)
-        axis.set(ylabel="success on held-out prompts")
+        _draw_methods(axis, curves, x)
+        _draw_methods(axis, dashed, x, linestyle="--", addition=f", {of_dashed}")
+        axis.set(xlabel=label, ylabel="success on held-out prompts", xlim=(0, None))
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.legend(frameon=False, loc="lower right")
 
 
-def _draw_methods(axis: Any, curves: list[Curve], x: str, label: str) -> None:
+def _draw_methods(axis: Any, curves: list[Curve], x: str, linestyle: str = "-", addition: str = "") -> None:
     """A line for each method over the column `x`."""
     for method, colour in COLOURS.items():
         runs = [(curve.column(x), curve.column(ACCURACY)) for curve in curves if curve.method == method]
         if not runs:
             continue
         grid, values = on_grid(runs)
-        axis.plot(grid, values.mean(axis=0), color=colour, linewidth=2, label=tables.title(method))
-    axis.set(xlabel=label, xlim=(0, None))
-    axis.xaxis.set_major_formatter("{x:,.0f}")
+        name = tables.title(method) + addition
+        axis.plot(grid, values.mean(axis=0), color=colour, linewidth=2, linestyle=linestyle, label=name)
 
 
 def print_tables() -> None:
@@ -220,7 +236,8 @@ def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
     runs = [run for of_setting in several(usual=True).values() for run in of_setting]
-    draw(runs, PICTURES / "several.svg", TIME, "CPU time in seconds")
+    at_higher_rate = [run for of_setting in several(HIGHER_RATE).values() for run in of_setting]
+    draw(PICTURES / "several.svg", TIME, "CPU time in seconds", runs, at_higher_rate, "twice the rate")
 
 
 def main() -> None:

@@ -151,31 +151,55 @@ def learning_table(settings: Settings) -> str:
         settings (`Settings`): Runs of one suite, see [`by_setting`]. Some are of plain GRPO with the faster update.
 
     Returns:
-        The success at the end, and its difference from plain GRPO's: after equally many steps, and after the CPU time
-        of plain GRPO. The CPU time and the rollouts that a method needs to reach plain GRPO's end, as a share of what
-        that needed. Paired by seed, with 95 % intervals.
+        The success at the end, and its difference from plain GRPO's: after half of the steps, after all, and after the
+        CPU time of plain GRPO. If all runs reach plain GRPO's end, also the CPU time and the rollouts that they need
+        for it, as a share of what that needed. Paired by seed, with 95 % intervals.
     """
     baseline = best_of("compact", settings)
+    all_arrive = True
     rows = []
     for setting, runs in settings.items():
-        compared = ["-"] * 4
+        compared = ["-"] * 5
         if runs is not baseline:
+            all_arrive = all_arrive and arrive(runs, baseline)
             compared = [
+                tables.difference(after_half(runs, baseline)),
                 tables.difference(above(runs, baseline)),
                 tables.difference(after_same_time(runs, baseline)),
                 cost(runs, baseline, TIME),
                 cost(runs, baseline, "rollouts"),
             ]
         rows.append([in_words(setting), str(len(runs)), tables.mean(ends(runs)), *compared])
-    header = ["method", "seeds", "success", "at equal steps", "at equal time", "CPU time", "rollouts"]
+    header = ["method", "seeds", "success", "halfway", "at equal steps", "at equal time", "CPU time", "rollouts"]
+    if not all_arrive:
+        header = header[:-2]
+        rows = [row[:-2] for row in rows]
     return tables.markdown(header, rows)
+
+
+def arrive(runs: Sequence[Curve], baseline: Sequence[Curve]) -> bool:
+    """Whether each run reaches the success at which plain GRPO's run with its seed ends."""
+    end_of = {run.seed: run.column(ACCURACY)[-1] for run in baseline}
+    return all(run.column(ACCURACY).max() >= end_of[run.seed] for run in runs)
+
+
+def after_half(runs: Sequence[Curve], baseline: Sequence[Curve]) -> list[float]:
+    """By how much runs are above plain GRPO's run with their seed after half of the steps."""
+    half_of = {run.seed: success_after_half(run) for run in baseline}
+    return [success_after_half(run) - half_of[run.seed] for run in runs]
+
+
+def success_after_half(run: Curve) -> float:
+    """Success after half of a run's steps, between the evaluations around them."""
+    steps = run.column("step")
+    return float(np.interp(steps[-1] / 2, steps, run.column(ACCURACY)))
 
 
 def rates_table(settings: Settings) -> str:
     """A table with a row for each setting of a suite: whether a learning rate lasts.
 
     Args:
-        settings (`Settings`): Runs of one method, see [`by_setting`].
+        settings (`Settings`): Runs, see [`by_setting`].
 
     Returns:
         The share of effective groups in the first fifth of a run, in the middle one and in the last one, and success.
@@ -184,9 +208,9 @@ def rates_table(settings: Settings) -> str:
     for setting, runs in settings.items():
         shares = np.mean([shares_of_fifths(run) for run in runs], axis=0)
         cells = [f"{shares[fifth]:.2f}" for fifth in (0, 2, 4)]
-        rows.append([f"{setting.rate:g}", *cells, tables.mean(ends(runs))])
+        rows.append([in_words(setting), f"{setting.rate:g}", *cells, tables.mean(ends(runs))])
     return tables.markdown(
-        ["learning rate", "effective groups at first", "in the middle", "at the end", "success"], rows
+        ["method", "learning rate", "effective groups at first", "in the middle", "at the end", "success"], rows
     )
 
 

@@ -43,12 +43,18 @@ COMPARED_WORKED = ("compact", "fill", "fill,stratify_by=kind")
 RATE = 1.5e-4
 SEEDS = range(30, 35)
 
+#: That of the trials at which plain GRPO ends highest
+HIGHER_RATE = 3e-4
+
 STUDY = (
-    *(Part("several", {"compact": rate}, TRIAL, steps=100) for rate in (1.5e-4, 3e-4)),
+    *(Part("several", {"compact": rate}, TRIAL, steps=100) for rate in (RATE, HIGHER_RATE)),
+    Part("several", {"selection": HIGHER_RATE, "share": HIGHER_RATE}, TRIAL, steps=100),
     # Six passes
     Part("several", dict.fromkeys(COMPARED, RATE), SEEDS, steps=100),
     # About as many effective groups a step as plain GRPO has
     Part("several", {"selection": RATE}, SEEDS, steps=100, prompts=5),
+    # Whether selection pays at plain GRPO's best rate, too
+    Part("several", {"compact": HIGHER_RATE, "selection": HIGHER_RATE}, range(30, 33), steps=100),
     # Four passes, in half as many steps at twice the rate. An evaluation takes as long as several steps
     Part("several_worked", dict.fromkeys(COMPARED_WORKED, 2 * RATE), range(30, 33), steps=48, eval_every=24),
 )
