@@ -115,9 +115,11 @@ def test_pages_are_filled(monkeypatch):
 def test_the_picture_has_a_line_for_each_method(tmp_path):
     pytest.importorskip("matplotlib")
     curves = [run(method, seed, 0.004) for method in proof.COLOURS for seed in (0, 1)]
-    proof.draw(curves, tmp_path / "picture.svg", "rollouts", "rollouts")
+    others = [run(method, seed, 0.008) for method in ("compact", "selection") for seed in (0, 1)]
+    proof.draw(tmp_path / "picture.svg", "rollouts", "rollouts", curves, others, "twice the rate")
     text = (tmp_path / "picture.svg").read_text()
     assert all(words in text for words in map(tables.title, proof.COLOURS))
+    assert text.count(", twice the rate") == 2
 
 
 X = [0, 100, 200, 300]
