@@ -214,10 +214,13 @@ def print_audit(args: Namespace) -> None:
     print()
     print(known.to_string(index=False, formatters=formatters))
     print()
-    for before, followed in [("a group without a gradient", found.again), ("an effective one", found.after_effective)]:
+    for before, followed in [
+        ("a group without a gradient", found.again),
+        ("an effective group", found.after_effective),
+    ]:
         if followed.groups:
             share = f"{followed.zero_variance:.0%} of {followed.groups:,}"
-            print(f"After {before}, its prompt's next one had none: {share}")
+            print(f"Same prompt again, after {before}: {share} had no gradient")
     if "hard" in known:
         print("easy: every completion had the highest reward")
         print("hard: all rewards were equal and lower")
