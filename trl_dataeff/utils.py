@@ -303,7 +303,7 @@ def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     return hash_each(_stored_prompts(dataset, column))
 
 
-def number_of(prompt: Any) -> int:
+def number_by_content(prompt: Any) -> int:
     """A number of 62 bits that tells a prompt from others by its content, where no row is known."""
     return int(hash_json(prompt), 16) >> 66
 
@@ -317,9 +317,9 @@ def number_prompts(dataset: Dataset, column: str = "prompt") -> np.ndarray:
         column (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
 
     Returns:
-        `np.ndarray` of shape `(N,)`: int64, equal for equal prompts, see [`number_of`].
+        `np.ndarray` of shape `(N,)`: int64, equal for equal prompts, see [`number_by_content`].
     """
-    numbers = [number_of(prompt) for prompts in _stored_prompts(dataset, column) for prompt in prompts]
+    numbers = [number_by_content(prompt) for prompts in _stored_prompts(dataset, column) for prompt in prompts]
     return np.array(numbers, dtype=np.int64)
 
 

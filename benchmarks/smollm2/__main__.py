@@ -53,7 +53,7 @@ STUDY = (
     Part("several", dict.fromkeys(COMPARED, RATE), SEEDS, steps=100),
     # About as many effective groups a step as plain GRPO has
     Part("several", {"selection": RATE}, SEEDS, steps=100, prompts=5),
-    # Whether selection pays at plain GRPO's best rate, too
+    # Whether selection pays where plain GRPO ends higher, too
     Part("several", {"compact": HIGHER_RATE, "selection": HIGHER_RATE}, range(30, 33), steps=100),
     # Four passes, in half as many steps at twice the rate. An evaluation takes as long as several steps
     Part("several_worked", dict.fromkeys(COMPARED_WORKED, 2 * RATE), range(30, 33), steps=48, eval_every=24),

@@ -2,6 +2,7 @@
 With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise.
 """
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -183,11 +184,6 @@ class Private(DataEfficientGRPOTrainer):
         if is_for_logps and not torch.is_grad_enabled():
             self.without_gradient.append(len(kwargs["input_ids"]))
 
-    def _dataeff_logps_of_rows(self, *args, **kwargs):
-        self._is_comparing = True  # a micro-batch is computed several ways
-        logps = super()._dataeff_logps_of_rows(*args, **kwargs)
-        return logps
-
     def _note_prepared(self, prepare, batch, groups, **kwargs):
         metrics = prepare(batch, groups, **kwargs)
         self.prepared.append((batch, groups))
@@ -221,6 +217,19 @@ def test_the_ratio_that_the_loss_computes_is_trls(mode, accumulated, with_engine
     whole = [share == 1 for (share,) in logged(ours, "dataeff/effective_ratio")]
     assert sum(whole) >= 2
     np.testing.assert_allclose(found[whole], expected[whole], rtol=1e-4, atol=1e-4)
+
+
+def test_in_a_training_loop_of_ones_own_each_micro_batch_logs_the_metrics_of_its_ratio(with_engine, tmp_path):
+    trainer = with_engine(tmp_path, Private, rewards=even_length_reward, compact_update=True, max_steps=4)
+    values = trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"]
+    before = len(values)
+    trainer.model.train()
+    for rows in itertools.islice(trainer.get_train_dataloader(), 3):
+        inputs = trainer._prepare_inputs(rows)
+        assert "importance_sampling_ratio" not in inputs
+        trainer.accelerator.backward(trainer.compute_loss(trainer.model, inputs))
+        trainer._step += 1  # which TRL's training step does
+    assert len(values) == before + 3
 
 
 def test_a_subclass_that_may_read_the_ratio_finds_it(with_engine, tmp_path):

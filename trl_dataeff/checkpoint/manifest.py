@@ -84,7 +84,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
 def _sync(files: list[Path], folders: list[Path]) -> None:
     """Have the system write files, and the names in folders, to the disk."""
     for path in files:
-        # Windows syncs only what can be written; elsewhere a file may be read-only
+        # On Windows, `fsync` needs a file that is open for writing. On other systems, a file may be read-only
         with open(path, "r+b" if os.name == "nt" else "rb") as file:
             os.fsync(file.fileno())
     for folder in folders:

@@ -295,6 +295,7 @@ class Check:
             "switched_off": switched_off,
             "draws": self.draws,
             "reach": self._reach,
+            "changes": self._changes,
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -304,6 +305,7 @@ class Check:
         self.draws = bool(state["draws"])
         self._found_no_gradient = None
         self._reach = int(state["reach"])  # type: ignore[call-overload]
+        self._changes = int(state.get("changes", 0))  # type: ignore[call-overload]
 
 
 class _Chosen:

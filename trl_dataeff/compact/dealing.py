@@ -16,7 +16,7 @@ from trl_dataeff.compact.padding import RowLengths, rounded_up
 
 
 MOST_PROMPTS_IN_A_BLOCK = 8
-LARGEST_MULTIPLE = 4  # of a micro-batch, as a multiple of those it would have if all had the same number
+LARGEST_MULTIPLE = 4  # most rows of a micro-batch, by those that each would have if all had the same number
 
 
 @dataclass(frozen=True)

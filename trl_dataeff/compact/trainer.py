@@ -98,6 +98,7 @@ class CompactGRPOTrainer(GRPOTrainer):
         if update is None:
             return super().train(*args, **kwargs)
         update.begin_run()
+        self._dataeff_sampled = None
         started = time.perf_counter()
         output = super().train(*args, **kwargs)
         update.say_what_was_saved(time.perf_counter() - started)
@@ -125,10 +126,7 @@ class CompactGRPOTrainer(GRPOTrainer):
                 metrics["update/memory"] = torch.cuda.max_memory_allocated() / 2**30
             for name, value in metrics.items():
                 self._metrics["train"][PREFIX + name].append(value)
-            if self._dataeff_sampled is not None:
-                for name, value in self._dataeff_sampled.metrics(self.accelerator.gather).items():
-                    self._metrics["train"][name].append(value)
-                self._dataeff_sampled = None
+            self._dataeff_log_sampled()
         return loss
 
     # The loss
@@ -287,7 +285,17 @@ class CompactGRPOTrainer(GRPOTrainer):
                 self._dataeff_sampled = self._dataeff_sampled or SampledTokens()
                 own_logps = {"old_per_token_logps": logps.detach()}
                 self._dataeff_sampled.add({**values, **own_logps}, self._dataeff_stale(values))
+                if not self._dataeff_in_step:  # in a training loop of the user's own, where no step ends
+                    self._dataeff_log_sampled()
         return values
+
+    def _dataeff_log_sampled(self) -> None:
+        """Log TRL's metrics of vLLM's log-probs, if the loss has computed its ratio since the last time."""
+        if self._dataeff_sampled is None:
+            return
+        for name, value in self._dataeff_sampled.metrics(self.accelerator.gather).items():
+            self._metrics["train"][name].append(value)
+        self._dataeff_sampled = None
 
     def _dataeff_stale(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Rows of a micro-batch that an earlier policy sampled, bool `(B,)`; `None` if there are none."""

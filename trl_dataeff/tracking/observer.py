@@ -16,7 +16,7 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, KINDS, UNKNOWN_PROMPT, Disposition, Origin, RolloutGroup
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import METRICS
-from trl_dataeff.utils import __version__, number_of
+from trl_dataeff.utils import __version__, number_by_content
 
 
 @dataclass(frozen=True)
@@ -245,5 +245,5 @@ def hash_of_prompts(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     numbers = []
     for row in rows:
         prompt = row.get("prompt")
-        numbers.append(UNKNOWN_PROMPT if prompt is None else number_of(prompt))
+        numbers.append(UNKNOWN_PROMPT if prompt is None else number_by_content(prompt))
     return torch.tensor(numbers, dtype=torch.int64)

@@ -84,7 +84,10 @@ def _groups_file(given: str) -> Path:
     if path.is_dir():
         path = path / GROUPS_FILE
     if not path.is_file():
-        raise UserError(f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` of a run.")
+        raise UserError(
+            f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` "
+            "of a run of this package."
+        )
     return path
 
 
