@@ -47,7 +47,7 @@ from trl_dataeff.collector import (
     say_what_is_on,
 )
 from trl_dataeff.compact import CompactGRPOTrainer
-from trl_dataeff.compact.exact import exact_parts, least_advantage
+from trl_dataeff.compact.exact import agreed, exact_parts, least_advantage
 from trl_dataeff.compact.sampler import SamplerRatio
 from trl_dataeff.config import default_config, own_fields, with_own_fields
 from trl_dataeff.difficulty.embedding import embed_for
@@ -373,7 +373,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
             scale_rewards=self.scale_rewards,
             aggregation=self.multi_objective_aggregation,
             masks_truncated=self.mask_truncated_completions,
-            can_exchange_rows=exact_parts(self).exchange,
+            can_exchange_rows=agreed(exact_parts(self), self.accelerator).exchange,
         )
         cast(LossCorrection, self._dataeff_correction).sampler_ratio = SamplerRatio.of(self)
 
@@ -562,7 +562,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
         if not found:
             return unused_batch
         if self._dataeff_processes.is_main:
-            logger.warning(
+            logger.warning_once(
                 f"The half-used generation batch is not in the checkpoint, because of what {type(self).__name__} has "
                 f"put into it ({', '.join(found[0])}): only tensors and JSON values can be written. A run that "
                 "resumes from it begins another batch."

@@ -15,10 +15,11 @@ import pandas as pd
 import pytest
 import torch
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from tests.factories.comparison import checkpoint_names, groups_since, history, messages
 from tests.factories.configurations import make_trainer, train
-from tests.factories.tiny import plain_dataset, run
+from tests.factories.tiny import logged, plain_dataset, run
 from tests.factories.training import before_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
@@ -179,14 +180,32 @@ class BatchWithSets(DataEfficientGRPOTrainer):
         return batch
 
 
+class BatchWithOneSet(BatchWithSets):
+    """Only the last micro-batch has one."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        batch["words"] = torch.arange(len(inputs))
+        return batch
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        self._buffered_inputs[-1]["words"] = [{1}]
+        return inputs
+
+
+@pytest.mark.parametrize("trainer_class", [BatchWithSets, BatchWithOneSet])
 @pytest.mark.parametrize("fields", [{}, {"selection": "dots", "replay": "fill"}], ids=["default", "dots"])
-def test_a_half_used_batch_that_cannot_be_written_costs_nothing_but_itself(tmp_path, caplog_transformers, fields):
-    options = {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, **fields}
-    run(tmp_path, BatchWithSets, **options)
-    (said,) = {*messages(caplog_transformers, "half-used")}
+def test_a_half_used_batch_that_cannot_be_written_costs_nothing_but_itself(
+    tmp_path, caplog_transformers, fields, trainer_class
+):
+    logging.warning_once.cache_clear()  # a line is said once in a process
+    options = {"steps_per_generation": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, **fields}
+    run(tmp_path, trainer_class, **options)
+    (said,) = messages(caplog_transformers, "half-used")
     assert "words" in said
     caplog_transformers.clear()
-    again = run(tmp_path, BatchWithSets, **options, resume=str(tmp_path / "checkpoint-1"))
+    again = run(tmp_path, trainer_class, **options, resume=str(tmp_path / "checkpoint-1"))
     assert again.state.global_step == 4
 
 
@@ -198,10 +217,26 @@ def test_a_half_used_batch_without_reference_log_probs_is_not_resumed_with_a_kl_
     options = {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
     run(tmp_path, **options, beta=betas[0])
     run(tmp_path, **options, beta=betas[0], resume=str(tmp_path / "checkpoint-3"))
-    assert not messages(caplog_transformers, "resumes as with")
+    assert not messages(caplog_transformers, "half-used")
     again = run(tmp_path, **options, beta=betas[1], resume=str(tmp_path / "checkpoint-1"))
-    assert messages(caplog_transformers, "resumes as with")
+    assert messages(caplog_transformers, "half-used")
     assert again.state.global_step == 4
+
+
+def test_a_default_run_with_another_setting_goes_on_counting(tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = run(tmp_path, **options)
+    again = run(tmp_path, **options, beta=0.1, resume=str(tmp_path / "checkpoint-2"))
+    counted = [logged(trainer, "dataeff/rollouts_generated") for trainer in (whole, again)]
+    assert counted[0] == counted[1]
+    assert counted[0][-1][0] == 4 * counted[0][0][0]
+
+
+def test_selection_does_not_go_on_from_a_default_run(tmp_path):
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    run(tmp_path, **options)
+    with pytest.raises(CheckpointError, match="selector = None, not 'GresoSelector'"):
+        run(tmp_path, **options, selection="greso", resume=str(tmp_path / "checkpoint-2"))
 
 
 def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transformers, monkeypatch):

@@ -183,6 +183,26 @@ def test_a_model_that_changes_in_every_step_is_not_tried_in_every_step(caplog_tr
     assert "the faster update" in line
 
 
+def test_a_model_that_changes_once_in_a_run_is_tried_in_each_run():
+    check = Check(accelerator())
+    for _ in range(50):
+        check.begin_run()
+        check.begin_again()
+        assert not check.is_begun
+        assert check.allowed(rows_with_all(), PARTS, Trial()) == PARTS
+        assert check.is_begun
+
+
+def test_after_a_change_nothing_is_checked_though_a_part_is_switched_off():
+    """A model may draw random numbers now, as with dropout."""
+    check = Check(accelerator())
+    check.allowed(rows_with_all(), PARTS, Trial(what=("shared_prompts",)))
+    assert check.is_begun
+    assert check.kept != Parts.all()
+    check.begin_again()
+    assert not check.is_begun
+
+
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_rows_that_have_a_gradient_without_an_advantage_stay_in_all_batches(is_checked, caplog_transformers):
     """Beside that of advantages, it may be too small to be seen."""

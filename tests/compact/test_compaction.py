@@ -15,10 +15,19 @@ from trl.trainer.utils import pad
 
 from tests.factories.comparison import OFF, all_finite, messages
 from tests.factories.configurations import DYNAMIC, SHARE
-from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_model, tiny_tokenizer
+from tests.factories.tiny import (
+    chat_dataset,
+    even_length_reward,
+    logged,
+    plain_dataset,
+    run,
+    tiny_model,
+    tiny_tokenizer,
+)
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.compact.check import MOST_CHANGES
 from trl_dataeff.compact.exact import (
     OVER_BATCH,
     OVER_ROWS,
@@ -86,6 +95,44 @@ def test_weights_are_those_of_plain_grpo(tmp_path, name):
     plain, ours = both(tmp_path, **SETTINGS[name])
     assert_same_weights(plain, ours, 1e-5 if name == "adamw" else 2e-6)
     assert sum(ours.in_loss) < 0.9 * sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.num_iterations
+
+
+OF_OLDER_POLICY = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "rewards": even_length_reward}
+
+
+def test_where_nothing_is_left_out_passes_without_gradient_are_trls_too(tmp_path):
+    """NEFTune draws noise in them, and would draw another in another order of rows."""
+    plain, ours = both(tmp_path, **OF_OLDER_POLICY, neftune_noise_alpha=5.0, entropy_coef=0.01)
+    assert_same_weights(plain, ours, 0.0)
+
+
+class Changes(TrainerCallback):
+    """A module changes in each step, and has dropout at the end."""
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        attention = model.model.layers[0].self_attn
+        attention.some_number = float(state.global_step)
+        if state.global_step >= MOST_CHANGES + 2:
+            attention.attention_dropout = 0.5
+
+
+def test_passes_without_gradient_are_trls_after_a_model_has_changed_too_often(tmp_path):
+    options = {**OF_OLDER_POLICY, "max_steps": MOST_CHANGES + 6, "learning_rate": 0.1}
+    runs = [
+        run(tmp_path / name, trainer_class, **options, optim="sgd", trainer={"callbacks": [Changes()]}, **fields)
+        for name, trainer_class, fields in (("a", GRPOTrainer, {}), ("b", CountedRows, {"compact_update": True}))
+    ]
+    assert_same_weights(*runs, 1e-5)
+
+
+def test_tokens_of_all_iterations_are_counted(tmp_path):
+    """Two iterations over a generation batch that is one micro-batch are one optimizer step."""
+    options = {"compact_update": True, "steps_per_generation": 1, "max_steps": 3, "learning_rate": 0.0}
+    once = run(tmp_path / "a", **options)
+    twice = run(tmp_path / "b", **options, gradient_accumulation_steps=2, num_iterations=2)
+    tokens = [np.array(logged(trainer, "dataeff/update/tokens")) for trainer in (once, twice)]
+    assert tokens[0].min() > 0
+    np.testing.assert_array_equal(2 * tokens[0], tokens[1])
 
 
 class LateKl:

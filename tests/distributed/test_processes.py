@@ -97,6 +97,19 @@ def test_the_default_trains_as_trl_for_every_loss_type(loss_type, reports):
         assert report["losses"][f"{loss_type}, default"] < 1e-6
 
 
+@pytest.mark.parametrize("name", ["hooks", "between"])
+def test_hooks_and_callbacks_may_be_on_the_main_process_alone(name, reports):
+    """If processes did not agree on what they leave out, they would wait for each other."""
+    for report in reports("on_main_alone", 2):
+        assert any(gradient for _, gradient in report[name]["trl"])
+        np.testing.assert_allclose(report[name]["ours"], report[name]["trl"], rtol=1e-4, atol=1e-6)
+
+
+def test_groups_move_between_processes_where_a_callback_is_on_the_main_process_alone(reports):
+    for report in reports("on_main_alone", 2):
+        assert len(report["between, rounds"]["ours"]) == 8
+
+
 # Weights sharded by FSDP2
 
 

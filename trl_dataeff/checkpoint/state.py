@@ -12,7 +12,7 @@ pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,14 @@ def save_run(
 
 def unwritable_names(micro_batches: list[dict[str, Any]]) -> list[str]:
     """Names of what [`save_run`] cannot write of micro-batches: it is neither a tensor nor a JSON value."""
-    found = []
-    for name, value in micro_batches[0].items():
-        values, _ = _separate({name: value}, "")
-        try:
-            json.dumps(values)
-        except (TypeError, ValueError):
-            found.append(name)
-    return found
+    found: dict[str, None] = {}
+    for micro_batch in micro_batches:
+        for name, value in micro_batch.items():
+            try:
+                json.dumps(_separate({name: value}, "")[0])
+            except (TypeError, ValueError):
+                found[name] = None
+    return list(found)
 
 
 def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
@@ -88,10 +88,13 @@ def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], li
         [`CheckpointError`]: a file is missing or corrupt.
     """
     state = load_state(checkpoint, "state")
-    if not state["half_used"]:
-        return state, None
+    return state, _load_batch(checkpoint, processes) if state["half_used"] else None
+
+
+def _load_batch(checkpoint: Path, processes: Processes) -> list[dict[str, Any]]:
+    """What a process has yet to train on of a half-used generation batch."""
     by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
-    return state, [by_place[str(place)] for place in range(len(by_place))]
+    return [by_place[str(place)] for place in range(len(by_place))]
 
 
 def load_fitting_run(
@@ -106,33 +109,51 @@ def load_fitting_run(
         settings (`Mapping`): the run's settings on which the content of a checkpoint depends.
 
     Returns:
-        `tuple`, *optional*: see [`load_run`]. `None` if nothing was written, or, with a warning, if it cannot be read
-        or belongs to a run with other settings.
+        `tuple`, *optional*: see [`load_run`]. `None` if nothing was written, or, with a warning, if the state cannot
+        be read. A half-used batch that cannot be read, or depends on other settings, is left out with a warning.
     """
-    loaded = None
+    state: dict[str, Any] = {}
+    batch = None
     problem = None
+    problem_of_batch = None
     if (checkpoint / FOLDER / "state.json").exists():
         try:
-            loaded = load_run(checkpoint, processes)
-            check_settings(checkpoint, "the state", loaded[0]["settings"], settings, _of_batch(settings))
-            if processes.is_main:
-                _warn_of_rate(checkpoint, loaded[0]["settings"], settings)
+            state = load_state(checkpoint, "state")
         except CheckpointError as error:
             problem = str(error)
-    problems = [found for found in all_gather(problem) if found is not None]
-    if not problems:
-        return loaded
+    if state.get("half_used"):
+        try:
+            _check_batch(checkpoint, state["settings"], settings)
+            batch = _load_batch(checkpoint, processes)
+        except CheckpointError as error:
+            problem_of_batch = str(error)
+    problem, problem_of_batch = map(_first, zip(*all_gather((problem, problem_of_batch)), strict=True))
     if processes.is_main:
-        logger.warning(
-            "The run resumes as with `GRPOTrainer`: a generation batch begins, and rollouts are counted from 0. "
-            f"{problems[0]}"
-        )
-    return None
+        if problem is not None:
+            logger.warning(
+                "The run resumes as with `GRPOTrainer`: a generation batch begins, and rollouts are counted from 0. "
+                f"{problem}"
+            )
+        elif problem_of_batch is not None:
+            logger.warning(
+                f"A generation batch begins, and what is left of the last one is dropped. {problem_of_batch}"
+            )
+        if state and problem is None:
+            _warn_of_rate(checkpoint, state["settings"], settings)
+    if not state or problem is not None:
+        return None
+    return state, batch if problem_of_batch is None else None
 
 
-def _of_batch(settings: Mapping[str, Any]) -> list[str]:
-    """Names of the settings on which a half-used generation batch depends."""
-    return [name for name in settings if name != "learning_rate"]
+def _first(problems: Iterable[str | None]) -> str | None:
+    """The first of the processes' problems; `None` if no process has one."""
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _check_batch(checkpoint: Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Check the settings on which a half-used generation batch depends."""
+    names = [name for name in settings if name != "learning_rate"]
+    check_settings(checkpoint, "a half-used generation batch", saved, settings, names)
 
 
 def save_state(checkpoint: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -147,12 +168,14 @@ def save_state(checkpoint: Path, name: str, state: Mapping[str, Any]) -> None:
     """
     values, tensors = _separate(state, "")
     text = json.dumps(values, indent=2)
+    # Micro-batches may share tensors; safetensors requires that each owns its memory
+    own = {name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in tensors.items()}
     path = checkpoint / FOLDER / name
-    write_atomically(path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary))
+    write_atomically(path.with_suffix(".safetensors"), lambda temporary: save_file(own, temporary))
     write_atomically(path.with_suffix(".json"), lambda temporary: temporary.write_text(text))
 
 
-def _separate(state: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _separate(state: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray | torch.Tensor]]:
     """
     Separate the JSON values of a nested state from its arrays.
 
@@ -161,10 +184,10 @@ def _separate(state: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], di
         prefix (`str`): path of `state` within the whole, which ends in `/`; empty for the whole.
 
     Returns:
-        `tuple`: the state without its arrays, and the arrays as tensors by their paths, such as `"selector/rng"`.
+        `tuple`: the state without its arrays, and the arrays by their paths, such as `"selector/rng"`.
     """
     values: dict[str, Any] = {}
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, np.ndarray | torch.Tensor] = {}
     for name, value in state.items():
         path = prefix + name
         if isinstance(value, Mapping):
@@ -172,8 +195,7 @@ def _separate(state: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], di
             values[name] = inner_values
             tensors.update(inner_tensors)
         elif isinstance(value, (np.ndarray, torch.Tensor)):
-            # Micro-batches may share tensors; safetensors requires that each owns its memory
-            tensors[path] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+            tensors[path] = value
         else:
             values[name] = value
     return values, tensors
@@ -257,6 +279,8 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
         [`CheckpointError`]: the dataset is another one, or settings do not fit.
     """
     saved = load_state(checkpoint, "state")
+    # First: a run of the default has no selector, and does not know its dataset
+    check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
     dataset = saved["dataset"]
     if dataset_hash and dataset["hash"] != dataset_hash:
         raise CheckpointError(
@@ -265,12 +289,10 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
             "row. A script that splits or shuffles them has to give a seed (`train_test_split(..., seed=0)`, "
             f"`shuffle(seed=0)`). Resume with the same dataset in the same order, {_NEW_RUN}"
         )
-    check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
     if saved["holds_rollouts"]:
         check_settings(checkpoint, "rollouts", saved["settings"], settings, ROLLOUTS)
     if saved["half_used"]:
-        names = _of_batch(settings)
-        check_settings(checkpoint, "a half-used generation batch", saved["settings"], settings, names)
+        _check_batch(checkpoint, saved["settings"], settings)
     if is_main:
         _warn_of_rate(checkpoint, saved["settings"], settings)
 

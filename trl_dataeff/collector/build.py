@@ -310,6 +310,6 @@ def run_settings(
         "steps_per_generation": config.steps_per_generation,
         "num_iterations": config.num_iterations,
         "beta above 0": config.beta != 0.0,  # then a batch has reference log-probs
-        "vllm_importance_sampling_correction": config.vllm_importance_sampling_correction,
+        "vllm_importance_sampling_correction": config.use_vllm and config.vllm_importance_sampling_correction,
         "learning_rate": config.learning_rate,
     }

@@ -87,7 +87,9 @@ class Trial(Protocol):
 
     @property
     def compares_logps(self) -> bool:
-        """Whether log-probs are compared instead of gradients. They do not tell of rows that are left out."""
+        """
+        Whether log-probs are compared instead of gradients. They do not tell of rows that are left out. A collective.
+        """
 
 
 class Check:
@@ -126,13 +128,17 @@ class Check:
 
     @property
     def is_begun(self) -> bool:
-        """Whether rows were computed both ways."""
-        return len(self._unchecked) < len(CHECKED)
+        """Whether rows were computed both ways with the model as it is, and something can be left out."""
+        return len(self._unchecked) < sum(getattr(self.kept, name) for name in CHECKED)
 
     def passed(self, parts: Parts, width: int) -> Parts:
         """The parts of `parts` that were checked, for rows of so many columns, and make no difference."""
         by_position = _BY_POSITION if width > self._reach else ()
         return (self.kept & parts).without([*self._unchecked, *by_position])
+
+    def begin_run(self) -> None:
+        """Count the model's changes of another run."""
+        self._changes = 0
 
     def begin_again(self) -> None:
         """

@@ -6,12 +6,13 @@ model. Whether the gradient is the same is checked as well, see `check.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 import trl.trainer.utils
+from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
@@ -94,6 +95,19 @@ class Parts:
 def exact_parts(trainer: GRPOTrainer) -> Parts:
     """What the update may leave out in a trainer's loss now; a callback may change the loss."""
     return Parts.all().without(list(obstacles(trainer)))
+
+
+def agreed(parts: Parts, accelerator: Accelerator) -> Parts:
+    """
+    What all processes may leave out. A callback or a hook of a script may be on the main process alone, as those of
+    Weights & Biases are. A collective.
+
+    Args:
+        parts ([`Parts`]): what this process may leave out.
+        accelerator ([`~accelerate.Accelerator`]): of the trainer.
+    """
+    own = torch.tensor([astuple(parts)], device=accelerator.device)
+    return Parts(*accelerator.gather(own).all(0).tolist())
 
 
 def obstacles(trainer: GRPOTrainer) -> dict[str, str]:

@@ -18,9 +18,10 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_dataeff.compact import packing
-from trl_dataeff.compact.check import CHECKED, Check
+from trl_dataeff.compact.check import Check
 from trl_dataeff.compact.exact import (
     Parts,
+    agreed,
     computes_old_logps,
     corrects_sampler,
     exact_parts,
@@ -116,6 +117,7 @@ class CompactGRPOTrainer(GRPOTrainer):
             loss: torch.Tensor = super().training_step(*args, **kwargs)
         finally:
             self._dataeff_in_step = False
+            update.end_micro_step()
             packing.end()
         if on_cuda and self.accelerator.sync_gradients:
             torch.cuda.synchronize()
@@ -307,8 +309,9 @@ class CompactGRPOTrainer(GRPOTrainer):
         update = self._dataeff_update
         if update is None or not self.model.training or self._is_vlm:  # images are not by row
             return super()._generate_and_score_completions(inputs)
+        update.parts_of_passes = agreed(update.check.kept & exact_parts(self), self.accelerator)
         leaves_out = self._dataeff_leaves_out_old_logps()
-        delays = is_batch_private(self) and not corrects_sampler(self) and exact_parts(self).zero_rows
+        delays = is_batch_private(self) and not corrects_sampler(self) and update.parts_of_passes.zero_rows
         delays = delays and self._dataeff_computes_by_length()
         if computes_old_logps(self) and (leaves_out or delays):
             update.delays_next_pass = True
@@ -347,12 +350,13 @@ class CompactGRPOTrainer(GRPOTrainer):
     def _dataeff_computes_by_length(self) -> bool:
         """
         Whether passes without gradient may be others than TRL's: once the model was checked, if it draws no random
-        numbers. As long as the policy is the reference, the difference of both is 0 to the bit in TRL's way.
+        numbers, and if something may be left out. As long as the policy is the reference, the difference of both is 0
+        to the bit in TRL's way.
         """
         update = self._dataeff_update
         if update is None or self._is_vlm:
             return False
-        is_checked = update.check.is_begun or not any(getattr(exact_parts(self), name) for name in CHECKED)
+        is_checked = update.check.is_begun and update.parts_of_passes != Parts.none()
         is_reference = self.beta != 0.0 and not update.has_learned
         return is_checked and not update.check.draws and not is_reference
 
@@ -404,7 +408,7 @@ class CompactGRPOTrainer(GRPOTrainer):
         TRL's forward pass without gradient, over chunks of rows of similar length, if what is left out was checked.
         """
         update = cast(CompactUpdate, self._dataeff_update)
-        parts = update.check.passed(exact_parts(self), input_ids.size(1))
+        parts = update.check.passed(update.parts_of_passes, input_ids.size(1))
         if type(policy_of(self, model)) is not type(policy_of(self, self.model)):
             parts = Parts.none()  # a reference of another architecture, which was not checked
 

@@ -72,8 +72,9 @@ class GradientTrial:
 
     @cached_property
     def compares_logps(self) -> bool:
-        """Whether a backward pass would change the run."""
-        return self.trainer.is_deepspeed_enabled or any(map(has_hooks, self.parameters))
+        """Whether a backward pass would change the run on some process. A collective."""
+        changes_run = self.trainer.is_deepspeed_enabled or any(map(has_hooks, self.parameters))
+        return bool(self.accelerator.gather(torch.tensor([changes_run], device=self.accelerator.device)).any())
 
     def counts_positions(self) -> bool:
         return takes_positions(self.policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -70,9 +70,10 @@ class _Segment:
     intended: Parts
     last: int
 
-    def continues_at(self, place: int) -> bool:
-        """Whether the micro-batch at this place is the next one, or the last one again."""
-        return place in (self.last, self.last + 1) and self.start <= place < self.start + self.length
+    def continues_at(self, place: int, may_repeat: bool) -> bool:
+        """Whether the micro-batch at this place is the next one, or, if that may be, the last one again."""
+        places = (self.last, self.last + 1) if may_repeat else (self.last + 1,)
+        return place in places and self.start <= place < self.start + self.length
 
 
 @dataclass
@@ -109,7 +110,9 @@ class CompactUpdate:
         check ([`Check`]): compares gradients.
 
     Attributes:
-        passes_by_length (`bool`): whether passes without gradient for log-probs are computed by length now.
+        parts_of_passes ([`Parts`]): what passes without gradient for log-probs may leave out of the present generation
+            batch, on all processes.
+        passes_by_length (`bool`): whether these passes are computed by length now.
         delays_next_pass (`bool`): whether the next of them waits until TRL's method has run.
         step (`Counts`): of the present optimizer step.
         run (`Counts`): of the run so far, without the present step.
@@ -121,6 +124,7 @@ class CompactUpdate:
     def __init__(self, accelerator: Accelerator, check: Check):
         self.accelerator = accelerator
         self.check = check
+        self.parts_of_passes = Parts.none()
         self.passes_by_length = False
         self.delays_next_pass = False
         self.step = Counts()
@@ -132,6 +136,7 @@ class CompactUpdate:
         self._present: PresentBatch | None = None
         self._segment: _Segment | None = None
         self._met_loss = False  # whether our loss has got a micro-batch of this run
+        self._may_repeat = False  # whether the loss may ask for its last micro-batch again
         self._model_seen: int | None = None
         self._has_said_what = False
         self._said: set[str] = set()
@@ -175,7 +180,9 @@ class CompactUpdate:
             return None
         place = present.place_of(inputs)
         segment = self._segment
-        if segment is not None and place is not None and segment.continues_at(place):
+        may_repeat = self._may_repeat
+        self._may_repeat = True
+        if segment is not None and place is not None and segment.continues_at(place, may_repeat):
             segment.last = place
         elif segment is not None and segment.parts.exchange and segment.last < segment.start + segment.length - 1:
             raise RuntimeError(
@@ -208,15 +215,22 @@ class CompactUpdate:
         own_tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
         has_changed = self._model_seen is not None and self._model_seen != model_seen
         self._model_seen = model_seen
-        own = torch.tensor([[place is None, keeps_all, has_changed, own_tokens]], device=self.accelerator.device)
-        some_unknown, some_keep_all, some_changed, tokens = self.accelerator.gather(own).sum(0).tolist()
+        # As `agreed`, without another collective
+        objections = [not may for may in astuple(self.check.kept & situation.parts)]
+        own = torch.tensor(
+            [[place is None, keeps_all, has_changed, own_tokens, *objections]], device=self.accelerator.device
+        )
+        of_processes = self.accelerator.gather(own).sum(0).tolist()
+        some_unknown, some_keep_all, some_changed, tokens, *objections = of_processes
+        parts_of_processes = Parts(*[count == 0 for count in objections])
+        situation = situation._replace(parts=parts_of_processes)
         if some_unknown:
             self._say_of_other_micro_batches()
         if some_keep_all:
             self.say_once("`compact_update`: the batch has lists, such as images, so that the update is TRL's.")
         if some_changed:
             self.check.begin_again()
-        exchanges = (self.check.kept & situation.parts).exchange
+        exchanges = (self.check.kept & parts_of_processes).exchange
         length = max(min(remaining, len(present.buffered) - start), 1) if exchanges else 1
         batches = present.buffered[start : start + length]
         compacted = None
@@ -258,6 +272,10 @@ class CompactUpdate:
         if could_exchange and not parts.exchange and len(batches) > 1:
             return self._compact(batches[:1], situation, trial)
         return compact(rows, parts, self.accelerator, situation.multiple), parts, intended
+
+    def end_micro_step(self) -> None:
+        """The loss will not ask for its last micro-batch again, but as the next one, as in a further iteration."""
+        self._may_repeat = False
 
     def end_step(self) -> dict[str, float]:
         """Begin to count the next optimizer step. Returns the metrics of the one that has ended."""
@@ -365,6 +383,7 @@ class CompactUpdate:
         self.accumulated = None
         self.keeps_micro_batches = False
         self._met_loss = False
+        self.check.begin_run()
 
     def state_dict(self) -> dict[str, Any]:
         """What was checked, as JSON values."""

@@ -70,6 +70,14 @@ def test_groups_of_a_default_run_are_those_of_the_rows_with_their_prompt(tmp_pat
     assert found == {0: (0.25, 3), 2: (0.75, 2), 3: (0.25, 3)}
 
 
+def test_a_table_that_was_written_again_without_its_metadata_is_read_by_content(tmp_path):
+    path = tmp_path / "groups.parquet"
+    write(path, ROWS, dataset="")
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    earlier = read_earlier_run(str(path), context_of("abc", RewardScale(), [7, 5, 4, 7]))
+    assert sorted(earlier.ids.tolist()) == [0, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("rewards", "known", "given", "rates"),
     [

@@ -64,12 +64,12 @@ def read_earlier_run(given: str, context: SelectorContext) -> EarlierRun:
         groups = _by_row(groups, context)
         if groups.empty:
             raise UserError(
-                f"`history_from` is {given!r}, and none of its prompts is in this dataset. A run of the default knows "
-                "prompts by their content (system prompt included): give a run on these prompts, or leave it out."
+                f"`history_from` is {given!r}, and none of its prompts is in this dataset, by their content (system "
+                "prompt included). Give a run on these prompts, with the table as the run wrote it, or leave it out."
             )
 
     scale = context.scale
-    reward_range = about["reward_range"] or {}
+    reward_range = about.get("reward_range") or {}
     scale.observe(np.array(list(reward_range.values())))
     if scale.high > scale.low:
         # The range of that run may have widened since a rate was written
