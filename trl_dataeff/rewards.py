@@ -14,6 +14,7 @@ it holds. `math_verify_reward` has time limits.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import time
 import unicodedata
@@ -50,8 +51,10 @@ _ANSWER_LINE = re.compile(r"(?<!#)####(?!#)[ \t]*(\S.*)")
 # A line that begins with a number or a fraction, and not with the number of a heading (`2. Conclusion`)
 _NUMBER_FIRST = re.compile(r"[^\w#]*(?:[0-9](?![0-9]*[.)]\s)|[dt]?frac\{)")
 
-# `\text{...}`, `\textbf{...}`, `\mathrm{...}` and the like
-_LATEX_TEXT = re.compile(r"\\(?:text|math)\w*\s*\{([^{}]*)\}")
+# `\text{...}`, `\textbf{...}`, `\mathrm{...}`, `\mbox{...}` and the like
+_LATEX_TEXT = re.compile(r"\\(?:text|math|mbox)\w*\s*\{([^{}]*)\}")
+# What is around mathematics and changes nothing: `\(`, `\[`, `\left`, `\displaystyle` and the like
+_LATEX_LAYOUT = re.compile(r"\\(?:[()\[\]]|(?:left|right|displaystyle|q?quad|bf)(?![A-Za-z]))")
 # A thousands separator of LaTeX: `1{,}000`, `1\,000`, `1\!000`, `1,\!000`
 _LATEX_SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,?\\!)")
 # A space of LaTeX: `\,`, `\ ` and the like
@@ -72,6 +75,12 @@ _NUMBER = re.compile(
 )
 # What makes a number a part of a larger expression. A slash between letters belongs to units (`km/h`)
 _EXPRESSION = re.compile(r"[\\^*_+<>|√π]|(?<![A-Za-z])/|/(?![A-Za-z])")
+# What is between two answers: `x = 2 or x = 3`. A comma may also separate thousands
+_BETWEEN_ANSWERS = re.compile(r",(?![0-9]{3}(?![0-9]))|;|\b(?:and|or)\b")
+# A sign that is apart from its number: `- 5`
+_SIGN_APART = re.compile(r"^\s*([-+])\s+(?=\S)")
+# An interval that is open at one end, `[1, 2)`
+_HALF_OPEN = re.compile(r"\[.*\)|\(.*\]", re.DOTALL)
 _AROUND_TEXT = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
 # The beginning of mathematics in LaTeX: `$`, `\(` or `\[`
@@ -267,7 +276,8 @@ def _scores(
 
 
 def _is_given(gold: Any) -> bool:
-    return gold is not None and str(gold).strip() != ""
+    is_missing = isinstance(gold, float) and math.isnan(gold)  # as pandas has it
+    return gold is not None and not is_missing and str(gold).strip() != ""
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
@@ -334,7 +344,12 @@ def _normalized(answer: str) -> str:
     if len(answer) <= MAX_NORMALIZED_CHARACTERS:
         answer = unicodedata.normalize("NFKC", answer)
     folded = " ".join(answer.split()).casefold()
-    return folded.strip(_AROUND_TEXT) or folded  # a text of punctuation alone is an answer too
+    if _HALF_OPEN.fullmatch(folded):
+        return folded
+    stripped = folded.strip(_AROUND_TEXT)
+    if f".{stripped}" in folded and stripped[:1].isdigit():
+        return f".{stripped}"  # a decimal
+    return stripped or folded  # a text of punctuation alone is an answer too
 
 
 def answer_number(text: str) -> Fraction | None:
@@ -350,10 +365,14 @@ def single_number(answer: str) -> Fraction | None:
     r"""
     Return the one number of a short answer such as `$1,200$`, `x = -3` or `12 apples`, or `None`.
 
-    It is `None` for an answer with several numbers, or with mathematics around its number (`2\sqrt{3}`, `3\pi`,
-    `2^{10}`): to read one of them would be wrong.
+    It is `None` for an answer with several numbers or equations (`x = 2 or x = 3`), or with mathematics around its
+    number (`2\sqrt{3}`, `3\pi`, `2^{10}`): to read one of them would be wrong.
     """
-    right_side = _without_latex(answer.strip(" *_")).replace("≈", "=").rpartition("=")[2]
+    plain = _without_latex(answer.strip(" *_")).replace("≈", "=")
+    *earlier, _ = _BETWEEN_ANSWERS.split(plain)
+    if any("=" in part for part in earlier):
+        return None
+    right_side = _SIGN_APART.sub(r"\1", plain.rpartition("=")[2])
     numbers = list(_NUMBER.finditer(right_side))
     if len(numbers) != 1:
         return None
@@ -366,6 +385,7 @@ def _without_latex(text: str) -> str:
     """Return a text with plain minus signs, and with plain text for LaTeX's text, separators, spaces and fractions."""
     text = text.replace("−", "-").replace("–", "-")  # noqa: RUF001
     text = _LATEX_TEXT.sub(r"\1", text)
+    text = re.sub(r"\\approx(?![A-Za-z])", "≈", _LATEX_LAYOUT.sub("", text))
     text = _LATEX_SEPARATOR.sub(",", text)
     text = _LATEX_SPACE.sub(" ", text)
     return _LATEX_FRACTION.sub(r"\1/\2", text)

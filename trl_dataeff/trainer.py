@@ -384,7 +384,7 @@ class DataEfficientGRPOTrainer(CompactGRPOTrainer):
 
         def generate_groups(ids: np.ndarray) -> GeneratedRound:
             inputs[:] = self._dataeff_rows.choose(self._dataeff_processes.share(ids))
-            with self._dataeff_recorded() as recorder:
+            with self._dataeff_timer.trls_pass(), self._dataeff_recorded() as recorder:
                 tensors.update(make_batch(inputs))
             return self._dataeff_complete(recorder)
 

@@ -121,6 +121,16 @@ def test_files_may_be_equal_and_prompts_differ_in_a_token(tmp_path):
     assert overall(files, prompt="question", reward="score")["groups"] == 6
 
 
+def test_columns_that_are_summed_are_named(tmp_path, capsys):
+    rows = [{"prompt": "p", "step": 1, "advantage": i - 0.5, "right": i, "words": 7 * i} for i in (0, 1)]
+    (tmp_path / "completions").mkdir()
+    pd.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert main(["audit", str(tmp_path)]) == 0
+    assert "right, words" in capsys.readouterr().out
+    assert main(["audit", str(tmp_path), "--reward_column", "right"]) == 0
+    assert "right, words" not in capsys.readouterr().out
+
+
 def options(folder, **fields):
     return {"output_dir": folder, "max_steps": 8, "save_strategy": "steps", "save_steps": 8, **fields}
 

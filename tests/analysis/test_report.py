@@ -302,6 +302,12 @@ def test_time_is_the_sum_of_all_steps(tmp_path):
     assert line.get_xdata().tolist() == [0.1]
 
 
+def test_an_evaluation_before_the_first_step_alone(tmp_path):
+    state = {"log_history": [{"step": 0, "eval_reward": 0.5}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert "0.500" in summary([read_run(tmp_path)], 80)
+
+
 def test_a_running_mean_keeps_the_level_and_the_length():
     assert running_mean(np.array([])).tolist() == []
     assert running_mean(np.full(300, 0.25)) == pytest.approx(np.full(300, 0.25))

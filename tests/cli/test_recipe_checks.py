@@ -72,7 +72,6 @@ MESSAGES_OF_RECIPES = [
     ("selector_args: [p_init]", "1: `--selector_args`: takes a mapping, not ['p_init']."),
     ("max_steps:", "1: `--max_steps`: takes a value, not null"),
     ("num_generations:", "1: `--num_generations`: takes a value, not null"),  # None, but not in TRL's own arithmetic
-    ("report_to:", "1: `--report_to`: takes a value, not null"),
     ("hub_strategy: off", "1: `--hub_strategy`: invalid choice: 'False'"),
     ("debug: [x]", "1: `--debug`: invalid DebugOption value: 'x'."),
     ("max_steps: [" + ", ".join(["1"] * 5000) + "]", "takes a single value, not [1, 1, 1, 1, 1, 1, ...]"),
@@ -430,6 +429,16 @@ def test_null_is_none_in_a_recipe_and_on_the_command_line(name, value, word, tmp
     if word != "~":
         assert found(value, f"--{name}", word) is None
         assert found("null", f"--{name}={value}") == value
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("model", "dtype"), ("training", "vllm_importance_sampling_clip_max"), ("training", "max_completion_length")],
+)
+def test_a_recipe_gives_none_where_trl_takes_it(part, name, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(complete(f"use_cpu: true\nbf16: false\n{name}: null\n"))
+    assert getattr(getattr(read(["--config", str(path)]).arguments, part), name) is None
 
 
 def test_the_command_line_takes_back_a_dataset_config_of_a_recipe(tmp_path):

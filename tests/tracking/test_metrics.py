@@ -1,17 +1,21 @@
 """The logged metrics are those of the table of metrics."""
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.factories.configurations import DYNAMIC, FILL
 from tests.factories.groups import make_group
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.tracking.metrics import METRICS, SELECTOR_PREFIX, group_metrics
+from trl_dataeff.tracking.observer import hash_of_prompts
 from trl_dataeff.utils import PREFIX
 
 
@@ -61,6 +65,23 @@ def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
     names = ("reward", "completions/mean_length", "completions/max_length")
     means = np.array(logged(each, *names)).reshape(-1, 2, len(names)).mean(axis=1)
     np.testing.assert_allclose(logged(trainer, *names), means)
+
+
+class SlowPasses(DataEfficientGRPOTrainer):
+    """TRL's passes for old and reference log-probs take 0.2 s each."""
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        if not torch.is_grad_enabled():
+            time.sleep(0.2)
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+
+@pytest.mark.parametrize("replay", ["off", "fill"])
+def test_passes_for_log_probs_are_no_selection(tmp_path, replay):
+    options = {"selection": "greso", "replay": replay, "beta": 0.1, "num_iterations": 2, "max_steps": 4}
+    trainer = run(tmp_path, SlowPasses, **options)
+    seconds = np.array(logged(trainer, PREFIX + "time/selection_s"))
+    assert 0 < seconds.sum() < 0.2
 
 
 def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_path):
@@ -130,3 +151,12 @@ def test_functions_of_one_name_share_a_metric_of_what_is_generated(tmp_path):
 def test_the_documentation_lists_the_metrics_of_the_selectors():
     text = (Path(__file__).parents[2] / "docs" / "reading.md").read_text()
     assert set(re.findall(r"`dataeff/selector/([^`]+)`", text)) >= SELECTOR_METRICS
+
+
+def test_a_prompt_with_images_has_no_number():
+    """The text may be the same for all."""
+    text = {"prompt": "What is this?"}
+    known, *others = hash_of_prompts([text, {**text, "image": object()}, {**text, "images": []}, {}]).tolist()
+    assert known >= 0
+    assert others == [-1] * 3
+    assert hash_of_prompts([{**text, "image": None}]).tolist() == [known]

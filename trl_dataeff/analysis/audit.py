@@ -231,6 +231,8 @@ def groups_of(
             f"Rewards ({', '.join(rewards)}) or steps are non-numeric ({error}). Name the columns: --reward_column, "
             "--step_column."
         ) from error
+    if len(rewards) > 1:
+        notes.append(f"Easy and hard are by the sum of {', '.join(rewards)}. To take one: --reward_column.")
     # With several rewards their weights are not recorded, but TRL's advantages are 0 where weighted totals are equal
     has_advantages = len(rewards) > 1 and "advantage" in rows
     varied = rows["advantage"] if has_advantages else totals
@@ -377,7 +379,7 @@ def _audit_logs(path: Path) -> Audit:
     logs = pd.DataFrame({"step": steps, "effective": 1 - zero_variance})
     logs = logs.assign(prompt_id=math.nan, easy=math.nan, hard=math.nan)
     # With other scales TRL's share is one of batches
-    source = f"the logs in {path}, which count groups with `scale_rewards='group'` alone"
+    source = f"the logs in {path}, which count batches in the place of groups if rewards are scaled by batch"
     return _summarize(logs, source)
 
 

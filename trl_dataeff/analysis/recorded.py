@@ -395,7 +395,8 @@ def _ends(run: RecordedRun, metric: str, least_steps: int = 1) -> str:
     if num_logs == 0:
         return ""
     steps_per_log = steps[-1] / num_logs
-    least_logs = math.ceil(least_steps / steps_per_log)
+    # The only evaluation may be the one before the first step
+    least_logs = math.ceil(least_steps / steps_per_log) if steps_per_log > 0 else num_logs
     count = max(least_logs, num_logs // 10)
     if least_steps > 1 and 2 * count > num_logs:  # a single evaluation is shown
         return ""

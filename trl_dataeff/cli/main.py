@@ -203,7 +203,7 @@ def print_audit(args: Namespace) -> None:
     for note in found.notes:
         print(note)
     effective = found.shares["effective"].iloc[-1]
-    print(f"{1 - effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
+    print(f"{1 - effective:.0%} of the groups carried no gradient.")
     known = found.shares.dropna(axis="columns")
     formatters = {
         "groups": "{:,.0f}".format,
@@ -223,7 +223,7 @@ def print_audit(args: Namespace) -> None:
             print(f"Same prompt again, after {before}: {share} had no gradient")
     if "hard" in known:
         print("easy: every completion had the highest reward")
-        print("hard: all rewards were equal and lower")
+        print("hard: no gradient and lower rewards: equal ones, or masked completions")
     else:
         print("Train with `log_completions=True` and `logging_steps=1` to see which groups were easy or hard.")
 

@@ -90,7 +90,10 @@ def field_types() -> dict[str, set[Any]]:
 
 @functools.cache
 def optional_fields() -> set[str]:
-    """Return the fields that may be null: with the default `None`, or of this package and for `None`."""
+    """
+    Return the fields that a word of the command line sets to `None`: with that default, or of this package. TRL reads
+    the words of others as text, such as `--report_to none`.
+    """
     own = names_of_own_fields()
     optional = set()
     for arguments_type in TYPES:

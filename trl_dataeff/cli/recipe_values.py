@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 from trl import TrlParser
 from trl.scripts.utils import DatasetConfig
 
-from trl_dataeff.cli.options import SCRIPT, field_types, has_option, optional_fields, unknown_field, wrong_value
+from trl_dataeff.cli.options import SCRIPT, field_types, has_option, unknown_field, wrong_value
 from trl_dataeff.cli.recipe_file import Recipe
 from trl_dataeff.utils import UserError, closest, listed
+
+
+_NEVER_NULL = ("num_generations",)  # annotated as if it were; TRL computes with it
 
 
 class Applied(NamedTuple):
@@ -113,7 +116,8 @@ def _field_value(parser: TrlParser, name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return _boolean_value(parser, name, value)
     if value is None:
-        if name in optional_fields() or parser.get_default(name) is None:
+        takes_none = type(None) in field_types()[name] and name not in _NEVER_NULL
+        if takes_none or parser.get_default(name) is None:
             return None
         raise argparse.ArgumentError(None, "takes a value, not null")
     return _parse(parser, name, value)

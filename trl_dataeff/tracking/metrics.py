@@ -201,16 +201,24 @@ class StepTimer:
         self.selects = selects
         self._selection_seconds = 0.0
         self._generation_seconds = 0.0
+        self._other_seconds = 0.0  # within selection, and of neither
 
     @contextmanager
     def selection(self) -> Iterator[None]:
-        """Count the time in this context as selection, without the generation in it."""
+        """Count the time in this context as selection, without the generation and TRL's passes in it."""
         started = time.perf_counter()
-        generation_before = self._generation_seconds
+        before = self._generation_seconds + self._other_seconds
         yield
-        elapsed = time.perf_counter() - started
-        generation = self._generation_seconds - generation_before
-        self._selection_seconds += elapsed - generation
+        within = self._generation_seconds + self._other_seconds - before
+        self._selection_seconds += time.perf_counter() - started - within
+
+    @contextmanager
+    def trls_pass(self) -> Iterator[None]:
+        """Count the time in this context as training, without the generation in it."""
+        started = time.perf_counter()
+        before = self._generation_seconds
+        yield
+        self._other_seconds += time.perf_counter() - started - (self._generation_seconds - before)
 
     def add_generation(self, seconds: float) -> None:
         """Enter the seconds of a round of rollouts."""

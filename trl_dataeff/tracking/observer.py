@@ -240,10 +240,11 @@ class Observer:
 def hash_of_prompts(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """
     What tells the prompts of rows apart where their row indices are not known: a number of 62 bits for each, by its
-    content, int64 `(rows,)`; -1 for a row without a prompt.
+    content, int64 `(rows,)`; -1 for a row without a prompt, or with images, which may be all that differs.
     """
     numbers = []
     for row in rows:
         prompt = row.get("prompt")
-        numbers.append(UNKNOWN_PROMPT if prompt is None else number_by_content(prompt))
+        has_images = row.get("image") is not None or row.get("images") is not None
+        numbers.append(UNKNOWN_PROMPT if prompt is None or has_images else number_by_content(prompt))
     return torch.tensor(numbers, dtype=torch.int64)
