@@ -38,7 +38,7 @@ from benchmarks.savings import (
     steps_table,
 )
 from benchmarks.smollm2 import RUNS
-from benchmarks.smollm2.__main__ import COMPARED, HIGHER_RATE, RATE, TRIAL
+from benchmarks.smollm2.__main__ import COMPARED, COMPARED_WORKED, HIGHER_RATE, RATE, TRIAL
 
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +147,11 @@ def several(rate: float = RATE, usual: bool = False) -> Settings:
     return chosen
 
 
+def several_worked() -> Settings:
+    """The runs of several passes over worked solutions."""
+    return in_order(pretrained_runs("several_worked"), COMPARED_WORKED)
+
+
 def in_order(runs: Settings, methods: Sequence[str]) -> Settings:
     """Runs in the order of their `methods`, those with an unusual number of prompts a step last."""
     chosen = sorted(runs, key=lambda setting: (setting.prompts != USUAL_PROMPTS, methods.index(setting.method)))
@@ -173,7 +178,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "several, trials": lambda: rates_table(pretrained_runs("several", trials=True)),
     "several, kinds": lambda: kinds_table(several(usual=True), COMPARED[1:], only_notable=True),
     "short runs": lambda: short_runs_table(short_suites()),
-    "worked, kinds": lambda: kinds_table(pretrained_runs("worked"), ("selection", "fill"), only_notable=True),
+    "worked, several": lambda: learning_table(several_worked()),
+    "worked, several, steps": lambda: costs_table(several_worked()),
+    "worked, several, kinds": lambda: kinds_table(several_worked(), COMPARED_WORKED[1:], only_notable=True),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w, -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks import tables
 from benchmarks.curves import band, final, geometric_mean, reach
-from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, cost, ends
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, above, cost, ends, ratios
 
 
 #: Groups a step of most runs of the pretrained model
@@ -178,9 +178,8 @@ def learning_table(settings: Settings) -> str:
 
 
 def arrive(runs: Sequence[Curve], baseline: Sequence[Curve]) -> bool:
-    """Whether each run reaches the success at which plain GRPO's run with its seed ends."""
-    end_of = {run.seed: run.column(ACCURACY)[-1] for run in baseline}
-    return all(run.column(ACCURACY).max() >= end_of[run.seed] for run in runs)
+    """Whether each run reaches the success at which plain GRPO's run with its seed ends, by the fits of both."""
+    return all(map(math.isfinite, ratios(runs, baseline, "rollouts")))
 
 
 def after_half(runs: Sequence[Curve], baseline: Sequence[Curve]) -> list[float]:
