@@ -160,6 +160,15 @@ def test_what_a_step_takes_and_what_is_learned_by_method():
     assert cells(learning_table(usual)) == [[*of_all[0], "-", "-"], [*of_all[1], *reached]]
 
 
+def test_a_run_that_is_higher_once_by_chance_does_not_arrive():
+    rows = []
+    for seed in (0, 1, 2):
+        rows += run("compact", seed, 0.1, [0.1, 0.2, 0.3], seconds=10)
+        rows += run("fill", seed, 0.1, [0.1, 0.4, 0.1 if seed else 0.4], seconds=10)
+    (baseline, fell) = cells(learning_table(by_setting(curves_of(rows))))
+    assert len(baseline) == len(fell) == 6, "without what methods need to arrive"
+
+
 def test_whether_a_learning_rate_lasts():
     rows = []
     for seed in (0, 1):
