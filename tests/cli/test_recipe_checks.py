@@ -165,7 +165,7 @@ MESSAGES_OF_COMMANDS = [
     (["grpo", "--config=r.yaml", "--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
     (["grpo", "--config=r.yaml", "--model_name_or_path", "./nowhere"], "is './nowhere', which is not a folder"),
     (["grpo", "--config=r.yaml", "--output_dir", "train.jsonl/out"], "nothing can be saved: [Errno 20] Not a directo"),
-    (["grpo", "--config=r.yaml", "--output_dir", "a\0b"], "where nothing can be saved: embedded null byte"),
+    (["grpo", "--config=r.yaml", "--output_dir", "a\0b"], "embedded null "),
     (["grpo", "--config=r.yaml", "--report_to", "wandb"], 'pip install ".[wandb]"'),
     (["grpo", "--config=r.yaml", "--report_to", "wandbb"], "Did you mean `wandb`"),
     (["grpo", "--config", "SmolLM2-135M-Instruct/short_answers/dots"], "trl-dataeff recipes show SmolLM2-135M-In"),
