@@ -369,8 +369,8 @@ def single_number(answer: str) -> Fraction | None:
     number (`2\sqrt{3}`, `3\pi`, `2^{10}`): to read one of them would be wrong.
     """
     plain = _without_latex(answer.strip(" *_")).replace("≈", "=")
-    *earlier, _ = _BETWEEN_ANSWERS.split(plain)
-    if any("=" in part for part in earlier):
+    equations = [part for part in _BETWEEN_ANSWERS.split(plain) if "=" in part]
+    if len(equations) > 1:
         return None
     right_side = _SIGN_APART.sub(r"\1", plain.rpartition("=")[2])
     numbers = list(_NUMBER.finditer(right_side))

@@ -378,7 +378,6 @@ def _audit_logs(path: Path) -> Audit:
         )
     logs = pd.DataFrame({"step": steps, "effective": 1 - zero_variance})
     logs = logs.assign(prompt_id=math.nan, easy=math.nan, hard=math.nan)
-    # With other scales TRL's share is one of batches
     source = f"the logs in {path}, which count batches in the place of groups if rewards are scaled by batch"
     return _summarize(logs, source)
 
