@@ -720,11 +720,9 @@ IN_SHORT = (
     "checkpointing, half effective",
     "checkpointing, prompts of 1,500",
     "all effective",
-    "half effective",
-    "prompts of 1,500",
 )
 #: Rows of the page on the update: also the one that needs more memory than TRL's, and the one that saves least time
-ON_PAGE = (*IN_SHORT, "checkpointing, half replayed", "cap 256")
+ON_PAGE = (*IN_SHORT, "half effective", "prompts of 1,500", "checkpointing, half replayed", "cap 256")
 
 
 def print_tables(results: Sequence[dict[str, Any]]) -> None:
