@@ -126,22 +126,33 @@ def costs_table(settings: Settings) -> str:
 
     Returns:
         The CPU seconds of a step, which part of them is generation and which the update, its rollouts, and the share
-        of effective groups.
+        of effective groups. Times are means over the seeds whose runs were all made on one machine.
     """
+    comparable = seeds_on_one_machine(settings)
     rows = []
     for setting, runs in settings.items():
+        timed = [run for run in runs if run.seed in comparable]
         rows.append(
             [
                 in_words(setting),
-                tables.mean([seconds_of_step(run) for run in runs], digits=1),
-                tables.mean([part_of_step(run, "generation_s") for run in runs], digits=1),
-                tables.mean([part_of_step(run, "update_s") for run in runs], digits=1),
+                tables.mean([seconds_of_step(run) for run in timed], digits=1),
+                tables.mean([part_of_step(run, "generation_s") for run in timed], digits=1),
+                tables.mean([part_of_step(run, "update_s") for run in timed], digits=1),
                 tables.mean([run.column("rollouts")[-1] / run.column("step")[-1] for run in runs], digits=0),
                 tables.mean([run.effective_share() for run in runs], digits=2),
             ]
         )
     header = ["method", "seconds a step", "generation", "update", "rollouts a step", "effective groups"]
     return tables.markdown(header, rows)
+
+
+def seeds_on_one_machine(settings: Settings) -> set[int]:
+    """The seeds whose runs of all settings were made on one machine, so that their times can be compared."""
+    machines: dict[int, set[str | None]] = {}
+    for runs in settings.values():
+        for run in runs:
+            machines.setdefault(run.seed, set()).add(run.machine())
+    return {seed for seed, of_seed in machines.items() if len(of_seed) == 1}
 
 
 def learning_table(settings: Settings) -> str:

@@ -160,6 +160,16 @@ def test_what_a_step_takes_and_what_is_learned_by_method():
     assert cells(learning_table(usual)) == [[*of_all[0], "-", "-"], [*of_all[1], *reached]]
 
 
+def test_times_of_a_step_are_those_of_seeds_that_ran_on_one_machine():
+    rows = []
+    for seed, machine in ((0, "slow"), (1, "fast")):
+        own = run("compact", seed, 0.1, [0.1, 0.3, 0.5], seconds=40 if machine == "slow" else 10)
+        rows += [{**row, "machine": machine} for row in own]
+        rows += [{**row, "machine": "fast"} for row in run("fill", seed, 0.1, [0.1, 0.3, 0.5], seconds=20)]
+    table = cells(costs_table(by_setting(curves_of(rows))))
+    assert [row[1] for row in table] == ["1.0", "2.0"]
+
+
 def test_a_run_that_is_higher_once_by_chance_does_not_arrive():
     rows = []
     for seed in (0, 1, 2):
