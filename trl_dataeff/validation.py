@@ -404,7 +404,9 @@ def announce(
     selects = not isinstance(selector, UniformSelector)
     parts = []
     if selects:
-        parts.append(selection_title(type(selector).__name__))
+        earlier_run = getattr(selector, "history_from", None)
+        title = selection_title(type(selector).__name__)
+        parts.append(title if earlier_run is None else f"{title} with the groups of {earlier_run}")
     if max_rounds > 1:
         parts.append(f"up to {max_rounds} rounds a batch")
     if reserved:

@@ -455,6 +455,12 @@ def test_null_of_a_list_on_the_command_line(tmp_path):
     assert read(command).arguments.model.lora_target_modules is None
 
 
+def test_a_model_that_is_not_here_is_a_warning(write, capsys):
+    recipe = write("recipe.yaml", complete("use_cpu: true\nbf16: false\nmodel_name_or_path: ./smoll\n"))
+    assert main(["recipes", "validate", recipe]) == 0
+    assert f"{recipe}:3: `model_name_or_path` is './smoll'" in capsys.readouterr().err
+
+
 def test_data_that_is_not_here_is_a_warning_and_a_recipe_that_is_not_does_not_hide_others(write, capsys):
     here = write("here.yaml", complete("use_cpu: true\nbf16: false\ndataset_name: ./no.jsonl\n"))
     mixture = write("mixture.yaml", complete("datasets:\n- path: org/data\n- path: ./none.jsonl\nuse_cpu: true\n"))

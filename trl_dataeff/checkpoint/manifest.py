@@ -41,7 +41,7 @@ DECISIVE = (
 )
 #: Beginnings of the names of folders in which DeepSpeed and FSDP keep shards
 _SHARDS = ("global_step", "pytorch_model_fsdp", "optimizer_")
-_EARLIER = "Resume from an earlier checkpoint, such as out/checkpoint-100."
+_ANOTHER = "Resume from another checkpoint; `True` takes the latest complete one."
 
 
 def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:
@@ -133,7 +133,7 @@ def check_checkpoint(checkpoint: Path, *, needs_all: bool = True, needs_state: b
         if problem is None:
             continue
         if _decides(name) and (needs_all or not _is_left_out(checkpoint, name)):
-            raise CheckpointError(f"{checkpoint} is corrupt: {problem}. {_EARLIER}")
+            raise CheckpointError(f"{checkpoint} is corrupt: {problem}. {_ANOTHER}")
         changed.append(problem)
     if needs_state and not manifest["resumable"]:
         raise CheckpointError(
@@ -196,11 +196,11 @@ def _read(checkpoint: Path) -> dict[str, Any]:
             ) from error
         raise CheckpointError(
             f"{checkpoint} has no {MANIFEST}, which is written last: it is incomplete, or DataEfficientGRPOTrainer "
-            f"did not write it. {_EARLIER} To use its weights, start a new run with it as the model."
+            f"did not write it. {_ANOTHER} To use its weights, start a new run with it as the model."
         ) from error
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{checkpoint} is corrupt: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_EARLIER}"
+            f"{checkpoint} is corrupt: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_ANOTHER}"
         ) from error
     if manifest["format"] != FORMAT:
         raise CheckpointError(

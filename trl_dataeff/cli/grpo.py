@@ -195,12 +195,7 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     problems = list(problems_of(arguments))
     problems += message_of(checkpoint_of, training)
     problems += _missing_trackers(training)
-    model = os.path.expanduser(str(arguments.model.model_name_or_path))
-    if model.startswith((".", "/")) and not os.path.isdir(model):
-        problems.append(
-            f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id."
-            f"{_where_needs_are_said(recipe)}"
-        )
+    problems += missing_model(arguments, None if recipe is None else recipe.path)
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
@@ -213,9 +208,29 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
         raise UserError(*problems)
 
 
-def _where_needs_are_said(recipe: Recipe | None) -> str:
+def missing_model(arguments: GRPOArguments, path: Path | None) -> Iterator[str]:
+    """
+    Find a model that is named by a folder which does not exist.
+
+    Args:
+        arguments ([`GRPOArguments`]):
+            What [`parse`] returns.
+        path (`Path` or `None`):
+            The recipe that they come from. One of the package says what it needs.
+
+    Yields:
+        `str`: At most one message.
+    """
+    model = os.path.expanduser(str(arguments.model.model_name_or_path))
+    if model.startswith((".", "/")) and not os.path.isdir(model):
+        yield (
+            f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id."
+            f"{_where_needs_are_said(path)}"
+        )
+
+
+def _where_needs_are_said(path: Path | None) -> str:
     """Name the command that prints what a recipe of the package needs; empty for another one."""
-    path = recipe.path if recipe is not None else None
     names = [name for name, shipped in shipped_recipes().items() if shipped == path]
     return "".join(f" `trl-dataeff recipes show {name}` says how to make it." for name in names)
 

@@ -61,11 +61,12 @@ def validate(path: Path) -> Findings:
     recipe = command.recipe
     problems = [recipe.located(problem) for problem in grpo.problems_of(command.arguments)]
     script, _, _, mixture = command.arguments
-    missing = []
+    # Model and data may be on the machine that trains
+    missing = [recipe.located(message) for message in grpo.missing_model(command.arguments, path)]
     for index, entry in enumerate(datasets_of(script, mixture)):
         try:
             find_source(entry)
-        except UserError as error:  # it may be on the machine that trains
+        except UserError as error:
             at = recipe.at(f"datasets[{index}].path" if mixture.datasets else "dataset_name")
             missing.append(f"{at}{error}")
     return Findings(problems, [*recipe.warnings, *missing])

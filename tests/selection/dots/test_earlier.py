@@ -169,3 +169,12 @@ def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(t
     (tmp_path / "first" / "dataeff" / "groups.parquet").unlink()
     train("again", resume=str(tmp_path / "second" / "checkpoint-2"), **own)
     pd.testing.assert_frame_equal(groups_since(tmp_path / "again", 2), groups_since(tmp_path / "second", 2))
+
+
+def test_a_run_that_is_not_there_is_said_before_the_prompts_are_embedded(tmp_path):
+    def embed():
+        raise AssertionError("embedding takes long")
+
+    context = replace(make_context(), embed=embed)
+    with pytest.raises(UserError, match="there is no file"):
+        DotsSelector(history_from=str(tmp_path / "nowhere")).bind(context)

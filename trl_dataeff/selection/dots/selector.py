@@ -18,7 +18,6 @@ groups were effective.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
 from trl_dataeff.selection.dots.beta_binomial import chance_at
-from trl_dataeff.selection.dots.earlier import read_earlier_run
+from trl_dataeff.selection.dots.earlier import EarlierRun, read_earlier_run
 from trl_dataeff.selection.dots.estimator import FIT_HALF_LIVES, PromptEstimator, column_difficulty
 from trl_dataeff.selection.dots.predicting import PredictingSelector
 from trl_dataeff.selection.dots.sampling import KindShares, PromptPass, gumbel_keys, log_weights_of, top_of_kinds
@@ -87,6 +86,10 @@ class DotsSelector(PredictingSelector):
         self.history_from = history_from
 
     def bind(self, context: SelectorContext) -> None:
+        earlier = None
+        if self.history_from is not None and not context.resumed:
+            # Before the prompts are embedded, which takes longer. It widens the range of rewards
+            earlier = read_earlier_run(self.history_from, context)
         super().bind(context)
         self.success, self.effective = self._new_estimators()
         self.graded = False
@@ -102,8 +105,8 @@ class DotsSelector(PredictingSelector):
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._uniform_ratio = float("nan")  # effective groups of uniform draws, at the latest proposal
         self._num_seen = 0  # prompts that have had a group, as far as groups are kept
-        if self.history_from is not None and not context.resumed:
-            self._start_from_earlier_run(self.history_from)
+        if earlier is not None:
+            self._start_from(earlier)
 
     def _new_estimators(self) -> tuple[PromptEstimator, PromptEstimator]:
         """Estimators of success rates, and of probabilities that groups are effective."""
@@ -125,13 +128,10 @@ class DotsSelector(PredictingSelector):
             PromptEstimator(probabilities, column_difficulty(known_chances)),
         )
 
-    def _start_from_earlier_run(self, history_from: str) -> None:
+    def _start_from(self, earlier: EarlierRun) -> None:
         """Take the groups of an earlier run as a prior that this run's own groups outweigh."""
-        context = self.context
-        earlier = read_earlier_run(history_from, context)
-        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
+        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
         self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
-        self._scale_of_rates = replace(context.scale)
 
     def chances(self) -> torch.Tensor:
         """
