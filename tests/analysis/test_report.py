@@ -96,6 +96,18 @@ def test_the_time_of_a_run_is_in_a_unit_that_fits(tmp_path, seconds, shown):
     assert facts(RecordedRun(tmp_path, {}, logs, None))["time"] == shown
 
 
+def test_the_tokens_of_the_update_are_a_share_of_all_tokens(tmp_path):
+    """Of steps with 100, 100 and 1000 tokens in TRL's update, of which 50, 50 and 100 were computed."""
+    logs = pd.DataFrame(
+        {
+            "step": [2, 3, 3],
+            "dataeff/update/tokens": [50, 100, np.nan],
+            "dataeff/update/tokens_saved": [0.5, 0.9, np.nan],
+        }
+    )
+    assert facts(RecordedRun(tmp_path, {}, logs, None))["tokens of the update"] == "17% of TRL's"
+
+
 def test_the_reward_in_training_is_shown_where_no_other_is(ours, plain):
     rows = facts(read_run(ours[0]))
     held_out = pd.DataFrame(ours[1].state.log_history).groupby("step")["eval_reward"].mean().dropna()

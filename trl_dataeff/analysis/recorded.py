@@ -352,9 +352,19 @@ def _mean_effective_share(run: RecordedRun) -> float | None:
 
 
 def _share_computed(run: RecordedRun) -> float | None:
-    """Tokens that the update computed, as a share of those that TRL's would; `None` if none were left out."""
-    _, saved = run.series(f"{PREFIX}update/tokens_saved")
-    return float(1 - saved.mean()) if len(saved) > 0 else None
+    """
+    Tokens that the updates of a run computed, as a share of those that TRL's would, as in the run's last line; `None`
+    if none were logged. Logs have means over the steps since the log before.
+    """
+    tokens = f"{PREFIX}update/tokens"
+    saved = f"{PREFIX}update/tokens_saved"
+    logs = run.logs.reindex(columns=["step", tokens, saved]).dropna()
+    if logs.empty:
+        return None
+    num_steps = np.diff(logs["step"], prepend=0)
+    computed = num_steps * logs[tokens]
+    of_trl = computed / (1 - logs[saved])
+    return float(computed.sum() / of_trl.sum())
 
 
 def _duration(run: RecordedRun, metric: str) -> str:
