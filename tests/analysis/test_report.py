@@ -79,7 +79,7 @@ def test_facts_are_what_happened(ours, plain):
     assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     timed = [replace(run, logs=run.logs.assign(step_time=600.0)) for run in runs]
-    assert [facts(run)["time"] for run in timed] == ["2.0 h", "2.0 h"], "of the 12 steps alone"
+    assert [facts(run)["time without evaluation"] for run in timed] == ["2.0 h", "2.0 h"], "of the 12 steps alone"
     assert other["method"] == ""
     known = [name for name in own if own[name] or other[name]]
     lines = summary(runs).splitlines()[1:]
@@ -89,11 +89,22 @@ def test_facts_are_what_happened(ours, plain):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.2, "0 s"), (17.6, "18 s"), (59.7, "1 min"), (360, "6 min"), (3599, "1.0 h"), (11520, "3.2 h")],
+    [
+        (0.2, "0 s"),
+        (17.6, "18 s"),
+        (59.4, "59 s"),
+        (59.7, "1 min 0 s"),
+        (85, "1 min 25 s"),
+        (599.4, "9 min 59 s"),
+        (599.7, "10 min"),
+        (2400, "40 min"),
+        (3599, "1.0 h"),
+        (11520, "3.2 h"),
+    ],
 )
 def test_the_time_of_a_run_is_in_a_unit_that_fits(tmp_path, seconds, shown):
     logs = pd.DataFrame({"step": range(1, 11), "step_time": seconds / 10})
-    assert facts(RecordedRun(tmp_path, {}, logs, None))["time"] == shown
+    assert facts(RecordedRun(tmp_path, {}, logs, None))["time without evaluation"] == shown
 
 
 def test_the_tokens_of_the_update_are_a_share_of_all_tokens(tmp_path):

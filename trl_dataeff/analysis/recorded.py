@@ -310,7 +310,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts dropped": _formatted(last.get(f"{PREFIX}rollouts_discarded"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
         "tokens of the update": _formatted(_share_computed(run), ".0%", " of TRL's"),
-        "time": _duration(run, "step_time"),
+        "time without evaluation": _duration(run, "step_time"),
         "time of the updates": _duration(run, f"{PREFIX}update/seconds"),
     }
     # The reward in training is one of selected prompts, of which a step has few
@@ -373,6 +373,9 @@ def _duration(run: RecordedRun, metric: str) -> str:
     if len(steps) == 0:
         return ""
     seconds = seconds_per_step.mean() * steps[-1]
+    if 60 <= round(seconds) < 600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
     unit, seconds_of_unit = unit_of_time(seconds)
     form = ",.1f" if unit == "h" else ".0f"
     return f"{seconds / seconds_of_unit:{form}} {unit}"
