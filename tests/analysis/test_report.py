@@ -84,7 +84,24 @@ def test_facts_are_what_happened(ours, plain):
     known = [name for name in own if own[name] or other[name]]
     lines = summary(runs).splitlines()[1:]
     assert [line.partition("  ")[0] for line in lines] == known
-    assert max(map(len, summary(runs, width=60).splitlines())) <= 60
+
+
+def test_runs_that_do_not_fit_into_a_line_follow_in_further_tables(tmp_path):
+    names = ["a", "b" * 30, "c", "d", "e"]
+    logs = pd.DataFrame({"step": range(1, 11), "reward": 0.5, "step_time": 1.0})
+    runs = [RecordedRun(tmp_path, {}, logs, None, name) for name in names]
+    runs[3] = replace(runs[3], logs=logs[["step", "reward"]])  # its column ends with an empty cell
+    tables = [table.splitlines() for table in summary(runs, width=80).split("\n\n")]
+    assert [table[0].split() for table in tables] == [names[:2], names[2:]]
+    of_one_run = [line.split("  ")[0] for line in summary(runs[:1]).splitlines()]
+    for lines in tables:
+        assert [line.split("  ")[0] for line in lines] == of_one_run
+        assert max(map(len, lines)) <= 80
+        assert all(line == line.rstrip(" \\") for line in lines)
+    in_one = summary(runs)
+    assert in_one.splitlines()[0].split() == names, "a file has no width"
+    assert all(len(table.split("\n\n")) == 1 for table in [in_one, summary(runs, width=200)])
+    assert len(summary(runs, width=10).split("\n\n")) == 5, "a run at least"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +293,16 @@ def test_the_figure_has_a_panel_for_all_that_is_known(ours, plain, tmp_path, nam
     by = [f"Reward by {x}" for x in ("optimizer steps", "rollouts generated", "time of training")]
     assert titles == [*by, "Effective groups", "Time of a step", "Where rollouts went"]
     assert "Reward by rollouts generated" not in titles_of([read_run(plain[0])]), "plain TRL does not log them"
-    assert main(["report", str(plain[0]), "--figure", f"{path}.nothing"]) == 2
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.", ".png"])
+def test_the_ending_of_a_figure_is_checked_before_runs_are_read(tmp_path, capsys, name):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(tmp_path / "no run"), "--figure", str(tmp_path / name)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert repr(str(tmp_path / name)) in printed.err
+    assert ".svg" in printed.err
 
 
 def titles_of(runs) -> list[str]:

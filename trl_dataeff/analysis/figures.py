@@ -38,23 +38,43 @@ MOST_TICKS = 8
 COLUMNS = 40
 
 
+def check_figure(path: Path) -> None:
+    """
+    Check that a figure can be drawn and saved, before runs are read.
+
+    Args:
+        path (`Path`): its file, whose ending names its format.
+
+    Raises:
+        [`UserError`]: matplotlib is not installed, or does not know the ending.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
+    known = [f".{ending}" for ending in Figure().canvas.get_supported_filetypes()]
+    if path.suffix.lower() not in known:
+        raise UserError(
+            f"{str(path)!r} has no ending of a figure. Known are {', '.join(sorted(known))}. Name a file such as "
+            "runs.png."
+        )
+
+
 def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
     """
     Draw every panel for which the runs have data into one figure, and save it.
 
     Args:
         runs (`Sequence[RecordedRun]`): the runs to compare.
-        path (`Path`): the file, whose ending (.png, .svg, .pdf) names its format.
+        path (`Path`): the file, of which [`check_figure`] has found nothing wrong.
 
     Raises:
-        [`UserError`]: matplotlib is not installed, the runs have no data, or the file cannot be written.
+        [`UserError`]: the runs have no data, or the file cannot be written.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     panels = panels_of(runs)
     if not panels:
         raise UserError("There is nothing to draw: these runs have logged neither rewards nor groups.")
@@ -70,7 +90,7 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
+        except OSError as error:
             raise UserError(f"{str(path)!r} cannot be written: {error}. Name another file.") from error
 
 

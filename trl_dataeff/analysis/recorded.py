@@ -279,14 +279,30 @@ def summary(runs: Sequence[RecordedRun], width: int | None = None) -> str:
 
     Args:
         runs (`Sequence[RecordedRun]`): the runs.
-        width (`int`, *optional*): characters of a line; runs that do not fit follow in a second table.
+        width (`int`, *optional*): characters of a line; runs that do not fit follow in further tables.
 
     Returns:
         `str`: the table.
     """
     table = pd.DataFrame([facts(run) for run in runs], index=[run.name for run in runs])
     is_known = (table != "").any()
-    return table.loc[:, is_known].T.to_string(line_width=width)
+    rest = table.loc[:, is_known].T
+    blocks = []
+    while not rest.empty:
+        num_runs = rest.shape[1]
+        while num_runs > 1 and width is not None and _width(rest.iloc[:, :num_runs]) > width:
+            num_runs -= 1
+        blocks.append("\n".join(_lines(rest.iloc[:, :num_runs])))
+        rest = rest.iloc[:, num_runs:]
+    return "\n\n".join(blocks)
+
+
+def _lines(table: pd.DataFrame) -> list[str]:
+    return [line.rstrip() for line in table.to_string().splitlines()]
+
+
+def _width(table: pd.DataFrame) -> int:
+    return max(map(len, _lines(table)))
 
 
 def facts(run: RecordedRun) -> dict[str, str]:

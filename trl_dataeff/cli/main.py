@@ -230,9 +230,11 @@ def print_audit(args: Namespace) -> None:
 
 def print_report(args: Namespace) -> None:
     """`trl-dataeff report`: what runs did, as a table in the terminal and, with `--figure`, as a figure."""
-    from trl_dataeff.analysis.figures import save_figure
+    from trl_dataeff.analysis.figures import check_figure, save_figure
     from trl_dataeff.analysis.recorded import read_runs, summary
 
+    if args.figure is not None:
+        check_figure(args.figure)
     runs = read_runs(args.runs, args.rollouts_per_step)
     print(_printable(summary(runs, terminal_width())))
     without_rollouts = [run.name for run in runs if "rollouts" not in run.logs]
