@@ -67,10 +67,35 @@ def completions(prompts: str, rewards: list[int], **columns) -> list[dict]:
 
 
 def test_rows_of_a_prompt_that_do_not_stand_together_are_one_group(tmp_path):
-    path = write(tmp_path / "rows.jsonl", completions("aabbbbaa", [0, 0, 1, 1, 1, 1, 1, 1]))
+    path = write(tmp_path / "rows.jsonl", completions("abbbbaaa", [0, 1, 1, 1, 1, 0, 1, 1]))
     found = audit([path])
     assert found.shares.iloc[-1][["files", "groups", "effective", "easy"]].tolist() == ["1", 2, 1 / 2, 1 / 2]
     assert "(up to 4)" in found.notes[0]
+
+
+def test_without_steps_a_prompt_that_occurs_again_at_once_has_another_group(tmp_path):
+    path = write(tmp_path / "rows.jsonl", completions("aabbbbaabb", [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]))
+    found = audit([path])
+    assert found.shares.iloc[-1][["in order", "groups", "effective", "easy"]].tolist() == ["1-4", 5, 2 / 5, 2 / 5]
+    assert found.again == (1, 0)  # a
+    assert found.after_effective == (1, 1)  # b, of whose first two groups the later one counts
+    once = write(tmp_path / "once.jsonl", completions("aabbbb", [0, 0, 1, 1, 0, 1]))
+    assert overall([once])["groups"] == 2, "groups may be of different sizes where no prompt occurs again"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "groups"),
+    [
+        ("aabbbbcc", 4),
+        ("abcbabcb", 4),  # wherever the rows stand
+        ("aabbbbccd", 4),  # the last group was cut off
+        ("aabbbccddddd", 4),  # groups of different sizes
+        ("aaabbbb", 2),
+    ],
+)
+def test_a_prompt_that_occurs_several_times_in_a_step_has_several_groups(tmp_path, prompts, groups):
+    path = write(tmp_path / "rows.jsonl", completions(prompts, [0] * len(prompts), step=[1] * len(prompts)))
+    assert overall([path])["groups"] == groups
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -152,6 +177,17 @@ def test_of_a_run_of_trl_with_completions(tmp_path, rewards, batches):
     assert found["effective"] + found["easy"] + found["hard"] == pytest.approx(1)
 
 
+def test_of_a_run_of_trl_with_a_prompt_in_two_rows(tmp_path):
+    rows = plain_dataset(5).to_list()
+    options_of_run = options(tmp_path, log_completions=True, rewards=mixed_reward, max_steps=4, save_steps=4)
+    trained_on = {"train_dataset": Dataset.from_list([*rows, rows[2]])}
+    trainer = run(trainer_class=GRPOTrainer, trainer=trained_on, per_device_train_batch_size=24, **options_of_run)
+    shares = [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "frac_reward_zero_std" in log]
+    found = overall([tmp_path])
+    assert found["groups"] == 6 * 4
+    assert found["effective"] == pytest.approx(np.mean(shares))
+
+
 def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, capsys):
     trainer = run(trainer_class=GRPOTrainer, **options(tmp_path, rewards=mixed_reward))
     found = overall([tmp_path])
@@ -204,13 +240,17 @@ def test_of_a_checkpoint_of_ours_the_groups_up_to_it(tmp_path, monkeypatch):
         (["rows.jsonl"], "no column 'prompt' for the prompt. The columns are iteration, question, score"),
         (["rows.jsonl", "--prompt_column", "qestion"], "Did you mean `question`"),
         (["rows.jsonl", "--prompt_column", "question"], "no column 'reward' for the reward"),
-        (["single.jsonl", "--prompt_column", "question", "--reward_column", "question"], "non-numeric"),
+        (
+            ["single.jsonl", "--prompt_column", "question", "--reward_column", "question"],
+            "reward is non-numeric in question",
+        ),
+        (["words.jsonl"], "step is non-numeric in step"),
         (
             ["single.jsonl", "--prompt_column", "question", "--reward_column", "score"],
             "All 4 prompts (column 'question')",
         ),
         (["sorted.jsonl", "--step_column", "place"], "no groups. Name the step"),
-        (["torn.jsonl"], "cannot be found without a column of steps"),
+        (["torn.jsonl"], "error: Groups cannot be found without a column of steps"),
         (["without.jsonl"], "No row has a prompt"),
         (["lines"], "It has 2 .jsonl files: if they hold completions, give lines/*.jsonl"),
         (["trainer_state.json", "rows.jsonl"], "describes one run"),
@@ -233,6 +273,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, argu
     (tmp_path / "empty.jsonl").touch()
     write(tmp_path / "sorted.jsonl", completions("aabb", [0] * 4, place=[1, 2, 3, 4]))
     write(tmp_path / "torn.jsonl", completions("aabbbba", [0] * 7))
+    write(tmp_path / "words.jsonl", completions("aa", [0, 1], step=["first", "first"]))
     write(tmp_path / "without.jsonl", [{"prompt": None, "reward": 0}])
     write(tmp_path / "escapes.jsonl", [{"\x1b[2Jprompt": "a", "\u202escore": 0}])
     write(tmp_path / "trainer_state.json", [{"log_history": []}])

@@ -77,8 +77,8 @@ def audit(
         reward (`str`, *optional*): column of the rewards; by default, `"reward"` or, in TRL's tables, the total of all
             rewards.
         step (`str`, *optional*): column of the steps; by default, `"step"` if there is one. Without steps, completions
-            of a prompt that follow each other are a group if all such runs of rows are equally long. Otherwise all
-            completions of a prompt in a file are a group.
+            of a prompt that follow each other are a group if all such runs of rows are equally long, or multiples of
+            one length. Otherwise all completions of a prompt in a file are a group.
 
     Returns:
         [`Audit`]: shares of groups.
@@ -188,7 +188,8 @@ def groups_of(
     rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None
 ) -> tuple[pd.DataFrame, str, tuple[str, ...]]:
     """
-    Find the groups in a table of completions: those of a prompt in a step, wherever they stand.
+    Find the groups in a table of completions: those of a prompt in a step, wherever they stand; several groups if the
+    prompt occurs several times there.
 
     Args:
         rows (`pd.DataFrame`): a completion a row. The first level of its index is the number of the file.
@@ -217,27 +218,27 @@ def groups_of(
     num_rows = len(rows)
     notes = []
     rows = rows[rows[prompt].notna()]
-    try:
-        prompts = rows[prompt].astype(str)
-        totals = rows[rewards].astype(float).sum(axis=1, min_count=1)
-        if step is None:
-            steps, unit, how_grouped = _parts_without_steps(prompts)
-            notes.append(how_grouped)
-        else:
-            steps = rows[step].astype(float)
-            unit = "steps"
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"Rewards ({', '.join(rewards)}) or steps are non-numeric ({error}). Name the columns: --reward_column, "
-            "--step_column."
-        ) from error
+    prompts = rows[prompt].astype(str)
+    totals = _as_numbers(rows[rewards], "reward").sum(axis=1, min_count=1)
+    if step is None:
+        steps, unit, how_grouped = _parts_without_steps(prompts)
+        notes.append(how_grouped)
+    else:
+        steps = _as_numbers(rows[[step]], "step")[step]
+        unit = "steps"
+    repeats = pd.Series(0, index=rows.index)
+    if unit != "files":  # where it is said that all completions of a prompt are a group
+        repeats, how_divided = _repeats(steps, prompts)
+        notes.extend(how_divided)
     if len(rewards) > 1:
         notes.append(f"Easy and hard are by the sum of {', '.join(rewards)}. To take one: --reward_column.")
     # With several rewards their weights are not recorded, but TRL's advantages are 0 where weighted totals are equal
     has_advantages = len(rewards) > 1 and "advantage" in rows
     varied = rows["advantage"] if has_advantages else totals
-    completions = pd.DataFrame({"step": steps, "prompt_id": prompts, "total": totals, "varied": varied})
-    groups = completions.groupby(["step", "prompt_id"], sort=False, as_index=False).agg(
+    completions = pd.DataFrame(
+        {"step": steps, "prompt_id": prompts, "repeat": repeats, "total": totals, "varied": varied}
+    )
+    groups = completions.groupby(["step", "prompt_id", "repeat"], sort=False, as_index=False).agg(
         low=("varied", "min"), high=("varied", "max"), best=("total", "max"), size=("total", "size")
     )
     groups = groups[groups["size"] > 1]
@@ -253,12 +254,23 @@ def groups_of(
     return groups[["step", "prompt_id"]].assign(kind=kinds), unit, tuple(notes)
 
 
+def _as_numbers(rows: pd.DataFrame, role: str) -> pd.DataFrame:
+    """The columns of a role, `"reward"` or `"step"`, as numbers."""
+    try:
+        return rows.astype(float)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"The {role} is non-numeric in {', '.join(rows.columns)} ({error}). Name another column: --{role}_column."
+        ) from error
+
+
 def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str, str]:
     """
     Divide completions without steps into parts, in each of which those of a prompt are a group.
 
     Rows of a prompt that follow each other are a part if all such runs are equally long: a prompt that occurs again
-    then has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none occurs
+    then has another group. If it occurs again at once, its run is a multiple of the most frequent length, and
+    [`_repeats`] divides it. Otherwise a file is a part, if every prompt has equally many rows in it, or none occurs
     again.
 
     Args:
@@ -278,13 +290,15 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str, str]:
     prompt_sizes = prompts.groupby([files, prompts]).size()
     shortest_run = run_sizes.min()
     longest_run = run_sizes.max()
-    if shortest_run == longest_run > 1:
+    occurs_again = len(prompt_sizes) < len(run_sizes)
+    group_size = run_sizes.mode().min()
+    are_multiples = (run_sizes % group_size == 0).all()
+    if group_size > 1 and (shortest_run == longest_run or (occurs_again and are_multiples)):
         how_grouped = (
-            f"Without a column of steps, {shortest_run} completions of a prompt that follow each other are a group. "
+            f"Without a column of steps, {group_size} completions of a prompt that follow each other are a group. "
             "If groups are larger, name the step: --step_column."
         )
         return runs, "in order", how_grouped
-    occurs_again = len(prompt_sizes) < len(run_sizes)
     if occurs_again and prompt_sizes.nunique() > 1:
         raise UserError(
             f"Groups cannot be found without a column of steps: a prompt has {shortest_run} to {longest_run} rows in "
@@ -295,6 +309,34 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str, str]:
         "If a file has several steps, name the step: --step_column."
     )
     return files, "files", how_grouped
+
+
+def _repeats(steps: pd.Series, prompts: pd.Series) -> tuple[pd.Series, tuple[str, ...]]:
+    """
+    Number the groups of a prompt in a step, in which it occurs several times if its text does in the dataset.
+
+    If prompts have the most frequent number of completions, or a multiple of it, that number is the size of a group.
+    Which completions of a prompt are together does not matter much: one policy has sampled them.
+
+    Args:
+        steps (`pd.Series` of n rows): the step of each completion.
+        prompts (`pd.Series` of n rows): its prompt as text.
+
+    Returns:
+        `tuple[pd.Series, tuple[str, ...]]`: the number of each completion's group among those of its prompt in its
+        step, from 0; and a sentence that says how they were divided, if any were.
+    """
+    of_prompt = prompts.groupby([steps, prompts])
+    sizes = of_prompt.size()
+    group_size = sizes.mode().min()
+    larger = sizes[sizes > group_size]  # a smaller one was cut off
+    if larger.empty or group_size == 1 or (larger % group_size > 0).any():
+        return pd.Series(0, index=prompts.index), ()
+    how_divided = (
+        f"Prompts that have a multiple of {group_size} completions at once: {len(larger):,}. Each {group_size} of them "
+        "are a group."
+    )
+    return of_prompt.cumcount() // group_size, (how_divided,)
 
 
 def _no_groups(prompts: pd.Series, column: str) -> UserError:
