@@ -175,6 +175,8 @@ def test_of_a_run_of_trl_with_completions(tmp_path, rewards, batches):
     assert found["groups"] == 2 * batches
     assert found["effective"] == pytest.approx(np.mean(shares))
     assert found["effective"] + found["easy"] + found["hard"] == pytest.approx(1)
+    assert overall([tmp_path / "completions"]).equals(found)
+    assert overall(sorted(tmp_path.glob("completions/*.parquet"), reverse=True)).equals(found)
 
 
 def test_of_a_run_of_trl_with_a_prompt_in_two_rows(tmp_path):
@@ -212,7 +214,27 @@ def test_of_our_own_run(tmp_path):
     kinds = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["kind"]
     assert found["hard"] == pytest.approx((kinds == "hard").mean())
     assert found["steps"] == f"1-{trainer.state.global_step}", "steps are counted as TRL counts them"
-    assert overall([tmp_path / "dataeff" / "groups.parquet"]).equals(found)
+    for part in ("dataeff", "dataeff/groups.parquet", "dataeff/metrics.jsonl"):
+        assert overall([tmp_path / part]).equals(found)
+    (tmp_path / "dataeff" / "groups.parquet").unlink()
+    assert overall([tmp_path / "dataeff"])["effective"] > 0, "of the logs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "selects"),
+    [({"selection": "dots"}, True), ({"selection": "greso"}, True), ({"max_rollout_rounds": 4}, False), ({}, False)],
+)
+def test_that_prompts_were_selected_is_said(tmp_path, capsys, fields, selects):
+    run(**options(tmp_path, rewards=mixed_reward, **fields))
+    for path in (tmp_path, tmp_path / "checkpoint-8" / "trainer_state.json"):
+        assert main(["audit", str(path)]) == 0
+        assert ("uniform draws" in capsys.readouterr().out) == selects
+
+
+def test_an_output_folder_may_have_the_name_of_one_in_it(tmp_path):
+    folder = tmp_path / "dataeff"
+    run(**options(folder, rewards=mixed_reward))
+    assert overall([folder]).equals(overall([folder / "dataeff"]))
 
 
 def test_two_groups_of_a_prompt_in_a_step_do_not_follow_each_other(tmp_path):
@@ -262,6 +284,7 @@ def test_of_a_checkpoint_of_ours_the_groups_up_to_it(tmp_path, monkeypatch):
         (["empty.jsonl"], "have no rows"),
         (["."], "`dataeff/groups.parquet`; one of TRL has `completions/completions_*.parquet`"),
         ([".", "rows.jsonl"], "describes one run"),
+        (["a/dataeff/groups.parquet", "b/dataeff/groups.parquet"], "describes one run"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, says):
@@ -278,6 +301,9 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, argu
     write(tmp_path / "escapes.jsonl", [{"\x1b[2Jprompt": "a", "\u202escore": 0}])
     write(tmp_path / "trainer_state.json", [{"log_history": []}])
     (tmp_path / "lines").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name / "dataeff").mkdir(parents=True)
+        (tmp_path / name / "dataeff" / "groups.parquet").touch()
     for i in range(2):
         write(tmp_path / "lines" / f"{i}.jsonl", ROWS)
     (tmp_path / "huge.jsonl").touch()

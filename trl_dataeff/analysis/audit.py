@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import CHECKPOINT, STATE_FILE, check_exists, is_state_file, read_logs, read_run
+from trl_dataeff.analysis.recorded import (
+    CHECKPOINT,
+    STATE_FILE,
+    check_exists,
+    is_state_file,
+    read_about,
+    read_logs,
+    read_run,
+)
 from trl_dataeff.rollouts.group import KINDS
-from trl_dataeff.tracking.files import GROUPS_FILE, read_groups
+from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, read_groups
+from trl_dataeff.tracking.methods import selection_title
 from trl_dataeff.utils import UserError, closest
 
 
@@ -53,7 +62,8 @@ class Audit(NamedTuple):
             NaN where the files do not tell.
         again ([`Followed`]): groups whose prompt had a group with zero variance before, in an earlier step.
         after_effective ([`Followed`]): groups whose prompt had an effective one before.
-        notes (`tuple[str, ...]`): how completions were grouped where that was not given, and how many are in no group.
+        notes (`tuple[str, ...]`): how completions were grouped where that was not given, how many are in no group, and
+            which selector chose the prompts.
     """
 
     source: str
@@ -72,7 +82,8 @@ def audit(
     Describe a run.
 
     Args:
-        paths (`Sequence[str | Path]`): the `output_dir` of a run, or JSON or Parquet files with one completion a row.
+        paths (`Sequence[str | Path]`): the `output_dir` of a run or its folder of tables, or JSON or Parquet files
+            with one completion a row.
         prompt (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
         reward (`str`, *optional*): column of the rewards; by default, `"reward"` or, in TRL's tables, the total of all
             rewards.
@@ -91,7 +102,7 @@ def audit(
     for file in files:
         check_exists(file)
     try:
-        return _audit_files(files, prompt, reward, step)
+        return _audit_files([_run_of(file) for file in files], prompt, reward, step)
     except MemoryError as error:
         raise _too_large(files) from error
 
@@ -103,8 +114,8 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
     folder = files[0]
     if is_state_file(folder):
         return _audit_logs(folder)
-    if folder.absolute().match(GROUPS_FILE):
-        folder = folder.absolute().parent.parent
+    if all(file.absolute().match(COMPLETIONS) for file in files):
+        return _audit_tables_of_trl(files, prompt, reward, step)
     if not folder.is_dir():
         groups, unit, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
         return _audit_groups(groups, ", ".join(str(file) for file in files), notes, unit)
@@ -116,12 +127,38 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
     if (folder / GROUPS_FILE).exists():
         groups = read_groups(folder / GROUPS_FILE).to_pandas()
         groups["step"] += 1  # ours are the steps done before the batch; TRL's tables have the step that it is for
-        return _audit_groups(groups[groups["step"] <= last_step], str(folder / GROUPS_FILE))
-    tables = sorted(folder.glob(COMPLETIONS))
+        source = str(folder / GROUPS_FILE)
+        return _audit_groups(groups[groups["step"] <= last_step], source, _note_of_selection(read_about(folder)))
+    tables = list(folder.glob(COMPLETIONS))
     if tables:
-        groups, _, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
-        return _audit_groups(groups, f"{len(tables)} tables in {folder / 'completions'}", notes)
+        return _audit_tables_of_trl(tables, prompt, reward, step)
     return _audit_logs(folder)
+
+
+def _run_of(path: Path) -> Path:
+    """The run of its folder `dataeff` or `completions`, or of a file that is about all of it; else the path itself."""
+    path_in_run = path.absolute()
+    if any(path_in_run.match(name) for name in (GROUPS_FILE, METRICS_FILE)):
+        return path_in_run.parent.parent
+    for name in (GROUPS_FILE, METRICS_FILE, COMPLETIONS):
+        folder, _, files = name.partition("/")
+        if path_in_run.name == folder and any(path.glob(files)):
+            return path_in_run.parent
+    return path
+
+
+def _note_of_selection(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say that a selector chose the prompts of a run, which has this `run.json`; nothing if they were drawn."""
+    selector = about.get("selector") or "UniformSelector"
+    if selector == "UniformSelector":
+        return ()
+    return (f"{selection_title(selector)} chose the prompts: uniform draws would have found another share.",)
+
+
+def _audit_tables_of_trl(files: Sequence[Path], prompt: str, reward: str | None, step: str | None) -> Audit:
+    tables = sorted(files)
+    groups, _, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
+    return _audit_groups(groups, f"{len(tables)} tables in {tables[0].parent}", notes)
 
 
 # Groups from completions
@@ -333,8 +370,8 @@ def _repeats(steps: pd.Series, prompts: pd.Series) -> tuple[pd.Series, tuple[str
     if larger.empty or group_size == 1 or (larger % group_size > 0).any():
         return pd.Series(0, index=prompts.index), ()
     how_divided = (
-        f"Prompts that have a multiple of {group_size} completions at once: {len(larger):,}. Each {group_size} of them "
-        "are a group."
+        f"Prompts with a multiple of {group_size} completions at once: {len(larger):,}. Each {group_size} of these "
+        "completions are a group."
     )
     return of_prompt.cumcount() // group_size, (how_divided,)
 
@@ -421,7 +458,7 @@ def _audit_logs(path: Path) -> Audit:
     logs = pd.DataFrame({"step": steps, "effective": 1 - zero_variance})
     logs = logs.assign(prompt_id=math.nan, easy=math.nan, hard=math.nan)
     source = f"the logs in {path}, which count batches in the place of groups if rewards are scaled by batch"
-    return _summarize(logs, source)
+    return _summarize(logs, source, _note_of_selection(run.about))
 
 
 def _hint_of_tables(folder: Path) -> str:

@@ -171,11 +171,22 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     logs = _with_axes(pd.DataFrame([_numbers(line) for line in lines]), rollouts_per_step)
     groups_file = folder / GROUPS_FILE
     groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
-    return RecordedRun(folder, _about(folder), logs, groups, name=folder.name)
+    return RecordedRun(folder, read_about(folder), logs, groups, name=folder.name)
 
 
-def _about(path: Path) -> dict[str, Any]:
-    """What `run.json` says of the run of a folder, of a checkpoint, or of a file in one; empty without it."""
+def read_about(path: Path) -> dict[str, Any]:
+    """
+    Read what `run.json` says of a run.
+
+    Args:
+        path (`Path`): its `output_dir`, a checkpoint, or a file in one.
+
+    Returns:
+        `dict[str, Any]`: selector, model and number of prompts; empty without the file.
+
+    Raises:
+        [`UserError`]: the file is corrupt.
+    """
     folder = path.parent if path.is_file() else path
     is_checkpoint = CHECKPOINT.fullmatch(folder.absolute().name)
     run_file = (folder.absolute().parent if is_checkpoint else folder) / RUN_FILE

@@ -201,7 +201,7 @@ def print_audit(args: Namespace) -> None:
     found = audit(args.path, args.prompt_column, args.reward_column, args.step_column)
     print(f"Read: {_printable(found.source)}")
     for note in found.notes:
-        print(note)
+        print(_printable(note))
     effective = found.shares["effective"].iloc[-1]
     print(f"{1 - effective:.0%} of the groups carried no gradient.")
     known = found.shares.dropna(axis="columns")
