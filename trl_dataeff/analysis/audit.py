@@ -31,7 +31,7 @@ from trl_dataeff.utils import UserError, closest
 PERIODS = 6
 #: Tables that TRL writes with `log_completions=True`
 COMPLETIONS = "completions/completions_*.parquet"
-#: Columns of these tables that are not rewards
+#: Columns that these tables have beside rewards
 _OTHER_COLUMNS = ("step", "prompt", "completion", "advantage")
 #: Rewards of a group that differ by no more are equal
 _EQUAL_WITHIN = 1e-6
@@ -114,10 +114,11 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
     folder = files[0]
     if is_state_file(folder):
         return _audit_logs(folder)
-    if all(file.absolute().match(COMPLETIONS) for file in files):
-        return _audit_tables_of_trl(files, prompt, reward, step)
     if not folder.is_dir():
-        groups, unit, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
+        rows = _read_completions(files)
+        if reward is None and ("reward" in rows or not _is_of_trl(rows)):
+            reward = "reward"
+        groups, unit, notes = groups_of(rows, prompt, reward, step)
         return _audit_groups(groups, ", ".join(str(file) for file in files), notes, unit)
     last_step: float = math.inf
     checkpoint = CHECKPOINT.fullmatch(folder.absolute().name)
@@ -129,9 +130,10 @@ def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: s
         groups["step"] += 1  # ours are the steps done before the batch; TRL's tables have the step that it is for
         source = str(folder / GROUPS_FILE)
         return _audit_groups(groups[groups["step"] <= last_step], source, _note_of_selection(read_about(folder)))
-    tables = list(folder.glob(COMPLETIONS))
+    tables = sorted(folder.glob(COMPLETIONS))
     if tables:
-        return _audit_tables_of_trl(tables, prompt, reward, step)
+        groups, _, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
+        return _audit_groups(groups, f"{len(tables)} tables in {folder / 'completions'}", notes)
     return _audit_logs(folder)
 
 
@@ -153,12 +155,6 @@ def _note_of_selection(about: Mapping[str, Any]) -> tuple[str, ...]:
     if selector == "UniformSelector":
         return ()
     return (f"{selection_title(selector)} chose the prompts: uniform draws would have found another share.",)
-
-
-def _audit_tables_of_trl(files: Sequence[Path], prompt: str, reward: str | None, step: str | None) -> Audit:
-    tables = sorted(files)
-    groups, _, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
-    return _audit_groups(groups, f"{len(tables)} tables in {tables[0].parent}", notes)
 
 
 # Groups from completions
@@ -212,6 +208,10 @@ def _read_table(file: Path) -> pd.DataFrame:
             f"{file} cannot be read ({error}). Give JSON, Parquet, or the `output_dir` of a run; remove a file that "
             "was cut off."
         ) from error
+
+
+def _is_of_trl(table: pd.DataFrame) -> bool:
+    return set(_OTHER_COLUMNS) <= set(table)
 
 
 def _content_of_trl(table: pd.DataFrame) -> str | None:
