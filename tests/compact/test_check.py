@@ -30,21 +30,37 @@ class Trial:
     Attributes:
         limit: the position from which on its gradient is another; `None`: there is none.
         counts_padding: whether its positions count the padding of a prompt.
+        of_padding: whether the positions of padding count, too.
+        column_limit: the column from which on its gradient is another, whatever the positions are; `None`: none.
     """
 
-    def __init__(self, what=(), *, raises=(), draws="never", limit=None, counts_padding=True, of_padding=False):
+    def __init__(
+        self,
+        what=(),
+        *,
+        raises=(),
+        draws="never",
+        limit=None,
+        counts_padding=True,
+        of_padding=False,
+        column_limit=None,
+    ):
         self.what = what
         self.raises = raises
         self.draws = draws
         self.limit = limit
         self.counts_padding = counts_padding
         self.of_padding = of_padding
+        self.column_limit = column_limit
         self.pairs = []
 
     compares_logps = False
 
     def counts_positions(self):
         return True
+
+    def counts_columns(self):
+        return self.column_limit is not None
 
     def compare(self, first, second, *, in_evaluation=False):
         self.pairs.append((first, second, in_evaluation))
@@ -73,9 +89,11 @@ class Trial:
     def differs_by_position(self, first, second):
         if first.positions is None:  # a padded prompt, and positions that count the padding
             return not self.counts_padding
+        is_token = torch.cat([second.inputs["prompt_mask"], second.inputs["completion_mask"]], 1).bool()
+        if self.column_limit is not None and is_token[:, self.column_limit :].any():
+            return True
         if self.limit is None:
             return False
-        is_token = torch.cat([second.inputs["prompt_mask"], second.inputs["completion_mask"]], 1).bool()
         matters = second.positions if self.of_padding else second.positions[is_token]
         return bool((matters >= self.limit).any())
 
@@ -251,6 +269,8 @@ def test_advantages_that_are_not_quite_0_are_not_tried():
         ({"limit": 12}, ["right_padding"]),  # learned positions, or queries that are scaled by them
         ({"limit": 12, "counts_padding": False}, ["left_padding", "right_padding"]),  # they come from the mask
         ({"limit": 12, "of_padding": True}, []),  # frequencies that depend on the last position of all
+        ({"column_limit": 16}, ["left_padding", "right_padding"]),
+        ({"column_limit": 12}, ["right_padding"]),  # queries that are scaled by columns
     ],
 )
 def test_positions_decide_what_is_cut(options, kept):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -603,7 +604,7 @@ def test_a_model_is_as_it_was_after_a_failure_in_the_loss():
 
 def test_micro_batches_keep_to_what_trl_pads_to(tmp_path):
     """Also the passes over prompts that are computed once."""
-    options = {"pad_to_multiple_of": 8, "max_completion_length": 24, "steps_per_generation": 4, "max_steps": 3}
+    options = {"pad_to_multiple_of": 8, "max_completion_length": 80, "steps_per_generation": 4, "max_steps": 3}
     options |= {"compact_update": True, "rewards": partly_learnable_reward, "train": False}
     trainer = run(tmp_path, **options)
     widths = set()
@@ -682,8 +683,10 @@ class ComputesTwice:
 
 @pytest.mark.parametrize("pattern", [SkipsMicroBatches, ComputesTwice, ChangesSecond])
 def test_a_subclass_that_decides_by_micro_batch_trains_as_in_trl(pattern, tmp_path, caplog_transformers):
+    prompts = Dataset.from_dict({"prompt": [f"{i:02d}:" + "1+" * (i % 5) + "2=" for i in range(24)]})
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
     options |= {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e9, "rewards": partly_learnable_reward}
+    options |= {"trainer": {"train_dataset": prompts}}
     plain = run(tmp_path / "a", type("Plain", (pattern, GRPOTrainer), {}), **options)
     ours = run(tmp_path / "b", type("Ours", (pattern, DataEfficientGRPOTrainer), {}), compact_update=True, **options)
     assert_same_weights(plain, ours)

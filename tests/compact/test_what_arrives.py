@@ -29,6 +29,7 @@ from tests.compact.test_compaction import assert_same_weights
 from tests.compact.test_models import GPT2_SIZES, NO_DROPOUT, SIZES, prompts_of_many_lengths, reward
 from tests.factories.comparison import messages
 from tests.factories.tiny import logged, run, tiny_tokenizer
+from tests.factories.training import SHARES_PROMPTS
 from trl_dataeff import DataEfficientGRPOTrainer
 
 
@@ -126,9 +127,16 @@ def with_a_flat_position_table():
     return model
 
 
+def draw_nothing(module, args):
+    """In Transformers 5.17, OPT's decoder draws a number for each layer in training, also where none is dropped."""
+    module.training = False
+
+
 def with_learned_positions_from_the_mask():
     fields = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}
-    return model_of(OPTConfig, **fields, word_embed_proj_dim=32, max_position_embeddings=256, dropout=0.0)
+    model = model_of(OPTConfig, **fields, word_embed_proj_dim=32, max_position_embeddings=256, dropout=0.0)
+    model.model.decoder.register_forward_pre_hook(draw_nothing)
+    return model
 
 
 class OwnContext:
@@ -258,7 +266,10 @@ CASES = {
     "layers again by hand": ({"make_model": checkpointed_by_hand}, []),
     "queries scaled by position": ({"make_model": with_queries_scaled_by_position}, ["padding of prompts.*positions"]),
     "a flat position table": ({"make_model": with_a_flat_position_table}, ["padding of prompts.*gradient"]),
-    "positions from the mask": ({"make_model": with_learned_positions_from_the_mask}, [f"{SHARING}.*gradient"]),
+    "positions from the mask": (
+        {"make_model": with_learned_positions_from_the_mask},
+        ["repeated prompts.*(gradient|positions in the mask)"],  # the latter is said below TRL 1.15, too
+    ),
     "tensors of its own": ({"pattern": GoldAnswers}, ["padding stays.*gold_ids"]),
     "a term added": ({"pattern": AddedTerm, **LONG}, ["loss of its own"]),
     "a term added outside": ({"pattern": AddedOutside}, ["loss of its own"]),
@@ -277,6 +288,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_trls_and_a_line_says_what_is_off(name, tmp_path, caplog_transformers):
     options, lines = CASES[name]
+    if not SHARES_PROMPTS:
+        lines = [line for line in lines if SHARING not in line]
     options = {**options, "arguments": copy.deepcopy(options.get("arguments"))}
     plain, ours = both(tmp_path, **options)
     assert_same_weights(plain, ours, 1e-5)

@@ -8,6 +8,11 @@ import torch
 from tests.factories.tiny import run, text_of
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.collector import GenerationBatch
+from trl_dataeff.compact.exact import has_fused_head
+
+
+#: Whether the update computes a group's prompt once, where nothing else is in its way: not below TRL 1.15
+SHARES_PROMPTS = has_fused_head()
 
 
 def number(prompt) -> int:

@@ -85,6 +85,9 @@ class Trial(Protocol):
     def counts_positions(self) -> bool:
         """Whether the model takes positions as an argument."""
 
+    def counts_columns(self) -> bool:
+        """Whether the model may compute from the columns of tokens, too, whatever their positions are."""
+
     @property
     def compares_logps(self) -> bool:
         """
@@ -249,6 +252,9 @@ class Check:
         near, far, far_padding = chosen.moved(self._reach)
         reason = f"positions up to {self._reach} change the gradient of {self.model_name}"
         try:
+            tries_columns = self.kept.left_padding and trial.counts_columns()
+            if tries_columns and not is_same(near, chosen.behind_padding(self._reach)):
+                self._switch_off(["left_padding", "shared_prompts"], reason)
             if is_same(near, far):
                 return
             if not is_same(near, far_padding):
@@ -398,6 +404,17 @@ class _Chosen:
         far_padding = near + offset * (near >= prompt_width + max(completion, 1))
         ways = [self._at(row, prompt_width, completion_width, each) for each in (near, near + offset, far_padding)]
         return ways[0], ways[1], ways[2]
+
+    def behind_padding(self, width: int) -> MicroBatch:
+        """The first row at positions from 0 on, and in the last columns of `width`."""
+        row = self.rows[0]
+        prompt_width = self._width([self.lengths.prompt[row]], self.lengths.prompt_width)
+        completions = [self.lengths.completion[row] + PADDING_COLUMNS]
+        completion_width = self._width(completions, self.lengths.completion_width)
+        padding = max(width - prompt_width - completion_width, 0)
+        columns = torch.arange(padding + prompt_width + completion_width)
+        positions = (columns - padding).clamp(min=0)
+        return self._at(row, prompt_width, completion_width, positions, more_padding=padding)
 
     def padded(self) -> tuple[MicroBatch, MicroBatch]:
         """The first row with its padding and a column more, and with positions that count this padding."""

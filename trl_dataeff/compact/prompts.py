@@ -199,3 +199,8 @@ def with_positions(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[
 def takes_positions(model: Any) -> bool:
     """Whether a model takes the positions of its tokens."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def takes_columns(model: Any) -> bool:
+    """Whether a model takes the columns of its tokens beside their positions, as many do in Transformers 5.3."""
+    return "cache_position" in inspect.signature(type(model).forward).parameters

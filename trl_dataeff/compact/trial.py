@@ -19,7 +19,7 @@ from trl_dataeff.compact import packing
 from trl_dataeff.compact.check import Outcome, in_words
 from trl_dataeff.compact.exact import has_hooks
 from trl_dataeff.compact.micro_batches import MicroBatch
-from trl_dataeff.compact.prompts import takes_positions
+from trl_dataeff.compact.prompts import takes_columns, takes_positions
 
 
 logger = logging.get_logger(__name__)
@@ -78,6 +78,9 @@ class GradientTrial:
 
     def counts_positions(self) -> bool:
         return takes_positions(self.policy)
+
+    def counts_columns(self) -> bool:
+        return takes_columns(self.policy)
 
     def compare(
         self, first: Sequence[MicroBatch], second: Sequence[MicroBatch], *, in_evaluation: bool = False
