@@ -23,7 +23,7 @@ from trl_dataeff.analysis.recorded import (
 )
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, read_groups
-from trl_dataeff.tracking.methods import selection_title
+from trl_dataeff.tracking.methods import selection_title, selector_of
 from trl_dataeff.utils import UserError, closest
 
 
@@ -151,7 +151,7 @@ def _run_of(path: Path) -> Path:
 
 def _note_of_selection(about: Mapping[str, Any]) -> tuple[str, ...]:
     """Say that a selector chose the prompts of a run, which has this `run.json`; nothing if they were drawn."""
-    selector = about.get("selector") or "UniformSelector"
+    selector = selector_of(about)
     if selector == "UniformSelector":
         return ()
     return (f"{selection_title(selector)} chose the prompts: uniform draws would have found another share.",)

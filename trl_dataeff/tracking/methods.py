@@ -22,6 +22,11 @@ def selection_title(selector: str) -> str:
     return SELECTORS.get(selector, selector)
 
 
+def selector_of(about: Mapping[str, Any]) -> str:
+    """The class of a run's selector, by its `run.json`. Where TRL's dataloader draws the prompts, there is none."""
+    return about.get("selector") or "UniformSelector"
+
+
 def methods_used(about: Mapping[str, Any], highest: Mapping[str, float]) -> list[str]:
     """
     What a run did, in words.
@@ -39,7 +44,7 @@ def methods_used(about: Mapping[str, Any], highest: Mapping[str, float]) -> list
         methods.append("replay")
     if highest.get(f"{PREFIX}rounds", 0) >= 1:
         methods.append("dynamic sampling")
-    selector = about.get("selector") or "UniformSelector"  # none where the prompts come from TRL's dataloader
+    selector = selector_of(about)
     if selector == "UniformSelector" and not methods:
         methods.append("plain GRPO")
     else:
